@@ -1,0 +1,305 @@
+// Opening and describing contexts, decoding, rows, and the memory's positions.
+#include <chrono>
+
+#include "handles.hpp"
+#include "internals.hpp"
+#include "options.hpp"
+
+namespace {
+
+using csb::error;
+
+// The types llama.cpp's own tools accept for the cache; others would abort inside the graph.
+const std::vector<std::pair<const char *, ggml_type>> CACHE_TYPES = {
+    {"f32", GGML_TYPE_F32},   {"f16", GGML_TYPE_F16},   {"bf16", GGML_TYPE_BF16},
+    {"q8_0", GGML_TYPE_Q8_0}, {"q5_1", GGML_TYPE_Q5_1}, {"q5_0", GGML_TYPE_Q5_0},
+    {"q4_1", GGML_TYPE_Q4_1}, {"q4_0", GGML_TYPE_Q4_0}, {"iq4_nl", GGML_TYPE_IQ4_NL},
+};
+
+llama_context_params read_options(csb::options options) {
+    llama_context_params p = llama_context_default_params();
+    options.whole("n_ctx", p.n_ctx, 0, 1 << 30);
+    options.whole("n_batch", p.n_batch, 1, 1 << 24);
+    options.whole("n_ubatch", p.n_ubatch, 1, 1 << 24);
+    options.whole("n_seq_max", p.n_seq_max, 1, static_cast<long long>(llama_max_parallel_sequences()));
+    options.whole("n_threads", p.n_threads, 1, 512); // GGML_MAX_N_THREADS
+    options.whole("n_threads_batch", p.n_threads_batch, 1, 512);
+    options.choice("flash_attn", p.flash_attn_type,
+                   {{"on", LLAMA_FLASH_ATTN_TYPE_ENABLED},
+                    {"off", LLAMA_FLASH_ATTN_TYPE_DISABLED},
+                    {"auto", LLAMA_FLASH_ATTN_TYPE_AUTO}});
+    options.choice("type_k", p.type_k, CACHE_TYPES);
+    options.choice("type_v", p.type_v, CACHE_TYPES);
+    options.flag("offload_kqv", p.offload_kqv);
+    options.flag("op_offload", p.op_offload);
+    options.flag("swa_full", p.swa_full);
+    options.flag("kv_unified", p.kv_unified);
+    options.real("rope_freq_base", p.rope_freq_base);
+    options.real("rope_freq_scale", p.rope_freq_scale);
+    options.finish();
+    return p;
+}
+
+// Each sequence's positions must go on from its last one in the memory, one by one.
+void check_positions(const llama_context * context, int32_t n_tokens, const int32_t * positions,
+                     const int32_t * seq_ids) {
+    const llama_memory_t memory  = llama_get_memory(context);
+    const int32_t        n_ctx   = static_cast<int32_t>(llama_n_ctx_seq(context));
+    const int32_t        n_seq   = static_cast<int32_t>(llama_n_seq_max(context));
+    std::vector<int32_t> next(static_cast<size_t>(n_seq), -1);
+    for (int32_t i = 0; i < n_tokens; i++) {
+        csb::check(seq_ids[i] >= 0 && seq_ids[i] < n_seq, "seq_ids", seq_ids[i],
+                   "must be from 0 to n_seq_max - 1");
+        int32_t & expected = next[static_cast<size_t>(seq_ids[i])];
+        if (expected < 0) {
+            expected = llama_memory_seq_pos_max(memory, seq_ids[i]) + 1;
+        }
+        if (positions[i] != expected) {
+            csb::bad_argument("positions = " + std::to_string(positions[i]) + " at entry " +
+                              std::to_string(i) + ": the sequence's next position is " +
+                              std::to_string(expected));
+        }
+        if (positions[i] >= n_ctx) {
+            csb::bad_argument("positions = " + std::to_string(positions[i]) +
+                              ": the context is full (n_ctx " + std::to_string(n_ctx) + ")");
+        }
+        expected++;
+    }
+}
+
+void check_seq(const csb_context & c, int32_t seq_id) {
+    csb::check(seq_id >= 0 && seq_id < static_cast<int32_t>(llama_n_seq_max(c.context.get())),
+               "seq_id", seq_id, "must be from 0 to n_seq_max - 1");
+}
+
+int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+bool is_cancelled(void * data) {
+    return static_cast<csb_context *>(data)->cancelled.load(std::memory_order_relaxed);
+}
+
+int32_t decode_status(int32_t status) {
+    const std::string why = csb::last_log_error();
+    auto              say = [&](const char * what) {
+        csb::set_message(std::string(what) + (why.empty() ? "" : ": " + why));
+        return status;
+    };
+    switch (status) {
+    case 0:
+        return CSB_OK;
+    case CSB_NO_SLOT:
+        return say("no room in the memory for the batch");
+    case CSB_CANCELLED:
+        return say("cancelled");
+    case CSB_ERROR_BATCH:
+        return say("llama_decode refused the batch");
+    case CSB_ERROR_ALLOCATION:
+        return say("llama_decode could not allocate memory");
+    case CSB_ERROR_COMPUTE:
+        return say("the graph's computation failed");
+    default:
+        throw error(CSB_ERROR_INTERNAL, "llama_decode returned " + std::to_string(status));
+    }
+}
+
+} // namespace
+
+int32_t csb_context_open(csb_model * model, int32_t n_options, const char * const * keys,
+                         const char * const * values, csb_context ** out_context) {
+    return csb::guarded([&] {
+        csb::check_ptr(out_context, "out_context");
+        auto handle   = std::make_unique<csb_context>();
+        handle->model = csb::open_model(model).model;
+
+        llama_context_params params = read_options(csb::options(n_options, keys, values));
+        params.abort_callback       = is_cancelled;
+        params.abort_callback_data  = handle.get();
+        csb::last_log_error();
+        handle->context.reset(llama_init_from_model(handle->model.get(), params));
+        if (!handle->context) {
+            const std::string why = csb::last_log_error();
+            throw error(CSB_ERROR_UNSUPPORTED, "llama.cpp can't make this context" +
+                                                   (why.empty() ? std::string() : ": " + why));
+        }
+        if (!csb::is_causal(handle->context.get()) || !llama_get_memory(handle->context.get())) {
+            throw error(CSB_ERROR_UNSUPPORTED,
+                        "the model attends in both directions or keeps no memory: it is no "
+                        "decoder, and csb compares decoders");
+        }
+        csb::register_handle(handle.get(), csb::kind::context);
+        *out_context = handle.release();
+        return CSB_OK;
+    });
+}
+
+void csb_context_close(csb_context * context) {
+    if (context && csb::forget_handle(context, csb::kind::context)) {
+        delete context;
+    }
+}
+
+int32_t csb_context_describe(csb_context * handle, const char ** out_json) {
+    return csb::guarded([&] {
+        csb::check_ptr(out_json, "out_json");
+        llama_context * context = csb::open_context(handle).context.get();
+        csb::json       j;
+        j.open('[');
+        auto getter = [&](const char * name, auto value) {
+            j.open('{').pair("name", name).pair("value", value).pair("source", "getter").close('}');
+        };
+        getter("n_ctx", llama_n_ctx(context));
+        getter("n_ctx_seq", llama_n_ctx_seq(context));
+        getter("n_batch", llama_n_batch(context));
+        getter("n_ubatch", llama_n_ubatch(context));
+        getter("n_seq_max", llama_n_seq_max(context));
+        getter("n_rs_seq", llama_n_rs_seq(context));
+        getter("n_threads", llama_n_threads(context));
+        getter("n_threads_batch", llama_n_threads_batch(context));
+        csb::describe_internal_parameters(context, j);
+        j.open('{').pair("name", "memory").pair("value", csb::memory_class(context));
+        j.pair("source", "library").close('}');
+        *out_json = csb::keep_text(j.close(']').str());
+        return CSB_OK;
+    });
+}
+
+int32_t csb_context_decode(csb_context * handle, int32_t n_tokens, const int32_t * tokens,
+                           const int32_t * positions, const int32_t * seq_ids,
+                           const int8_t * outputs) {
+    return csb::guarded([&] {
+        csb_context &   c       = csb::open_context(handle);
+        llama_context * context = c.context.get();
+        const int32_t   n_batch = static_cast<int32_t>(llama_n_batch(context));
+        const int32_t   n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(c.model.get()));
+        csb::check(n_tokens >= 1, "n_tokens", n_tokens, "must be at least 1");
+        if (n_tokens > n_batch) {
+            csb::bad_argument("n_tokens = " + std::to_string(n_tokens) +
+                              ": is more than n_batch = " + std::to_string(n_batch));
+        }
+        csb::check_ptr(tokens, "tokens");
+        csb::check_ptr(positions, "positions");
+        csb::check_ptr(seq_ids, "seq_ids");
+        csb::check_ptr(outputs, "outputs");
+        for (int32_t i = 0; i < n_tokens; i++) {
+            csb::check(tokens[i] >= 0 && tokens[i] < n_vocab, "tokens", tokens[i],
+                       "is outside the model's vocabulary");
+        }
+        check_positions(context, n_tokens, positions, seq_ids);
+        if (c.running.exchange(true)) {
+            csb::bad_argument("context is decoding on another thread");
+        }
+        struct ender {
+            csb_context & c;
+            ~ender() {
+                c.running   = false;
+                c.cancelled = false;
+            }
+        } end{c};
+
+        std::vector<int32_t> one(static_cast<size_t>(n_tokens), 1);
+        std::vector<int32_t> seqs(seq_ids, seq_ids + n_tokens);
+        std::vector<int32_t *> lists;
+        for (int32_t & s : seqs) {
+            lists.push_back(&s);
+        }
+        c.outputs.assign(outputs, outputs + n_tokens);
+        llama_batch batch = {};
+        batch.n_tokens    = n_tokens;
+        batch.token       = const_cast<int32_t *>(tokens); // llama_decode reads only
+        batch.pos         = const_cast<int32_t *>(positions);
+        batch.n_seq_id    = one.data();
+        batch.seq_id      = lists.data();
+        batch.logits      = c.outputs.data();
+
+        csb::last_log_error();
+        const int64_t begin  = now_ns();
+        const int32_t status = llama_decode(context, batch);
+        llama_synchronize(context);
+        c.decode_ns += now_ns() - begin;
+        c.decode_n += 1;
+        if (status != 0) {
+            c.outputs.clear();
+        }
+        return decode_status(status);
+    });
+}
+
+int32_t csb_context_cancel(csb_context * handle) {
+    return csb::guarded([&] {
+        csb_context & c = csb::open_context(handle);
+        if (c.running) {
+            c.cancelled = true;
+        }
+        return CSB_OK;
+    });
+}
+
+int32_t csb_context_logits(csb_context * handle, int32_t n_rows, const int32_t * entries,
+                           float * out_rows) {
+    return csb::guarded([&] {
+        csb_context &  c       = csb::open_context(handle);
+        const int32_t  n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(c.model.get()));
+        const int32_t  n_batch = static_cast<int32_t>(c.outputs.size());
+        csb::check(n_rows >= 0, "n_rows", n_rows, "must not be negative");
+        csb::check_ptr(entries, "entries");
+        csb::check_ptr(out_rows, "out_rows");
+        for (int32_t i = 0; i < n_rows; i++) {
+            const bool has_row = entries[i] >= 0 && entries[i] < n_batch &&
+                                 c.outputs[static_cast<size_t>(entries[i])];
+            csb::check(has_row, "entries", entries[i], "the last decode has no logits row there");
+        }
+        for (int32_t i = 0; i < n_rows; i++) {
+            const float * row = llama_get_logits_ith(c.context.get(), entries[i]);
+            if (!row) {
+                throw error(CSB_ERROR_INTERNAL, "llama.cpp has no row " + std::to_string(entries[i]));
+            }
+            std::copy(row, row + n_vocab, out_rows + static_cast<int64_t>(i) * n_vocab);
+        }
+        return CSB_OK;
+    });
+}
+
+int32_t csb_context_decode_time(csb_context * handle, int64_t * out_ns, int64_t * out_n) {
+    return csb::guarded([&] {
+        const csb_context & c            = csb::open_context(handle);
+        *csb::check_ptr(out_ns, "out_ns") = c.decode_ns;
+        *csb::check_ptr(out_n, "out_n")   = c.decode_n;
+        return CSB_OK;
+    });
+}
+
+int32_t csb_context_seq_rm(csb_context * handle, int32_t seq_id, int32_t p0, int32_t p1,
+                           int32_t * out_removed) {
+    return csb::guarded([&] {
+        const csb_context & c = csb::open_context(handle);
+        check_seq(c, seq_id);
+        csb::check(p0 >= 0, "p0", p0, "must not be negative");
+        csb::check_ptr(out_removed, "out_removed");
+        *out_removed = llama_memory_seq_rm(llama_get_memory(c.context.get()), seq_id, p0, p1);
+        return CSB_OK;
+    });
+}
+
+int32_t csb_context_seq_bounds(csb_context * handle, int32_t seq_id, int32_t * out_min,
+                               int32_t * out_max) {
+    return csb::guarded([&] {
+        const csb_context & c = csb::open_context(handle);
+        check_seq(c, seq_id);
+        csb::check_ptr(out_min, "out_min");
+        csb::check_ptr(out_max, "out_max");
+        *out_min = llama_memory_seq_pos_min(llama_get_memory(c.context.get()), seq_id);
+        *out_max = llama_memory_seq_pos_max(llama_get_memory(c.context.get()), seq_id);
+        return CSB_OK;
+    });
+}
+
+int32_t csb_context_clear(csb_context * handle, int32_t data) {
+    return csb::guarded([&] {
+        llama_memory_clear(llama_get_memory(csb::open_context(handle).context.get()), data != 0);
+        return CSB_OK;
+    });
+}

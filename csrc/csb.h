@@ -1,0 +1,227 @@
+// csb.h: the whole contract between csb's Python package and llama.cpp.
+//
+// Plain C, opaque handles, sized integers. Rules that hold for every function:
+//
+//  * A function that can fail returns int32_t, a csb_status. CSB_OK is 0. On any other status the
+//    out_* arguments are untouched, and csb_error_message() says in one line what happened and
+//    which argument had which value.
+//  * Arguments are checked before llama.cpp sees them, because llama.cpp aborts the process on many
+//    bad ones. A handle that is not open is CSB_ERROR_ARGUMENT, never a crash.
+//  * Text results (const char ** out_text) are UTF-8 and stay valid until the same thread's next
+//    call into this library. "json" results hold one JSON object or array.
+//  * Options come as two arrays of n_options strings: keys and values. An unknown key or a value
+//    that does not parse is CSB_ERROR_ARGUMENT and names it. Keys are llama.cpp's parameter names.
+//  * Handles may be used from any thread, one call at a time each. csb_context_cancel is the one
+//    function that may be called while another call on the same handle runs.
+//
+// csb_<class>_close takes NULL. A model may be closed while contexts made from it are open: it is
+// freed with the last of them.
+
+#ifndef CSB_H
+#define CSB_H
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#    define CSB_API __declspec(dllexport)
+#else
+#    define CSB_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Raised with every change of this file that an older caller would not survive.
+#define CSB_ABI_VERSION 1
+
+// 1 to -3 are llama_decode's own results, told apart because what they leave behind differs.
+enum csb_status {
+    CSB_OK                = 0,
+    CSB_NO_SLOT           = 1,   // no room in the memory for the batch; the memory is unchanged
+    CSB_CANCELLED         = 2,   // csb_context_cancel; ubatches done before it stay in the memory
+    CSB_ERROR_BATCH       = -1,  // llama_decode refused the batch; the memory is unchanged
+    CSB_ERROR_ALLOCATION  = -2,  // llama_decode could not allocate; ubatches done before it stay
+    CSB_ERROR_COMPUTE     = -3,  // the graph failed; ubatches done before it stay
+    CSB_ERROR_ARGUMENT    = -10, // a bad argument; nothing was done
+    CSB_ERROR_FILE        = -11, // a file that cannot be read, or is not what it should be
+    CSB_ERROR_UNSUPPORTED = -12, // this model, memory or build can't do that; nothing was done
+    CSB_ERROR_MEMORY      = -13, // out of memory in csb itself
+    CSB_ERROR_INTERNAL    = -14, // an exception nobody expected
+};
+
+typedef struct csb_model   csb_model;
+typedef struct csb_context csb_context;
+
+// ---- library --------------------------------------------------------------------------------
+
+CSB_API int32_t csb_abi_version(void);
+
+// The reason of this thread's last status other than CSB_OK. Never NULL.
+CSB_API const char * csb_error_message(void);
+
+// What was built, fixed at configure time: {"csb", "llama_commit", "llama_pinned", "compiler",
+// "build_type", "options": {GGML_*}, "cpu_features": [...], "hooks": {...}, ...}.
+CSB_API int32_t csb_library_build(const char ** out_json);
+
+// What is here: {"llama_version", "system_info", "devices": [{"name", "description", "type",
+// "backend", "memory_free", "memory_total"}]}. Memory in bytes.
+CSB_API int32_t csb_library_system(const char ** out_json);
+
+// llama.cpp's log from `level` up (1 debug, 2 info, 3 warning, 4 error; 5 nothing) goes to stderr.
+// At any level the last error line is kept for csb_error_message. At start: 5.
+CSB_API int32_t csb_library_set_log_level(int32_t level);
+
+// ---- the net under native aborts --------------------------------------------------------------
+// Where no check can come before (a lost RPC server, a device error) llama.cpp aborts, perhaps on
+// another thread. From the first use of this library on, an abort writes one line to stderr, the
+// unfinished record if one is armed, and leaves with _exit(2).
+
+// Arms an unfinished record: on an abort `path` ("-" is stdout) gets head, every part given to
+// csb_net_append so far joined by commas, and tail. Replaces an earlier one.
+CSB_API int32_t csb_net_arm(const char * path, const char * head, const char * tail);
+CSB_API int32_t csb_net_append(const char * part);
+CSB_API int32_t csb_net_disarm(void);
+
+// Aborts on a new thread as a lost device would: for the tests of the net. Does not return.
+CSB_API int32_t csb_net_test(const char * message);
+
+// ---- model ----------------------------------------------------------------------------------
+
+// Opens a GGUF file (of a split one the first part). Options: n_gpu_layers (-1 all), devices
+// (names joined by commas, "none" for the CPU alone), split_mode (none|layer|row), main_gpu,
+// tensor_split (numbers joined by commas), use_extra_bufts (0|1, repacked weights), use_mmap (0|1),
+// check_tensors (0|1).
+// CSB_ERROR_FILE: missing, a folder, empty, no GGUF, cut short, vocabulary only.
+// CSB_ERROR_UNSUPPORTED: an architecture llama.cpp does not know, or no causal decoder.
+CSB_API int32_t csb_model_open(const char * path, int32_t n_options, const char * const * keys,
+                               const char * const * values, csb_model ** out_model);
+CSB_API void    csb_model_close(csb_model * model);
+
+// {"architecture", "description", "type", "size", "n_params", "n_vocab", "n_ctx_train", "n_layer",
+// "n_embd", "n_swa", "n_expert", "is_recurrent", "is_hybrid", "has_tokenizer", "add_bos",
+// "add_eos", "bos", "eos", "tensor_types": {type: count}, "devices": [...]}. Sizes in bytes.
+CSB_API int32_t csb_model_describe(csb_model * model, const char ** out_json);
+
+// A metadata value as text. CSB_ERROR_ARGUMENT if the model has no such key.
+CSB_API int32_t csb_model_metadata(csb_model * model, const char * key, const char ** out_text);
+
+// The chat template's Jinja text; NULL where the model has none.
+CSB_API int32_t csb_model_chat_template(csb_model * model, const char ** out_text);
+
+// Token ids of n_bytes of UTF-8. At most `capacity` are written, *out_n is the number there are.
+// add_special: the tokens the model wants around a text (BOS); parse_special: read <|...|> as one.
+CSB_API int32_t csb_model_tokenize(csb_model * model, const char * text, int32_t n_bytes,
+                                   int32_t add_special, int32_t parse_special, int32_t capacity,
+                                   int32_t * out_tokens, int32_t * out_n);
+
+// Bytes of n_tokens tokens, not always valid UTF-8. At most `capacity` are written, no final 0.
+CSB_API int32_t csb_model_detokenize(csb_model * model, const int32_t * tokens, int32_t n_tokens,
+                                     int32_t special, int32_t capacity, char * out_bytes,
+                                     int32_t * out_n);
+
+// Bytes of one token as it stands in a text, special tokens spelled out.
+CSB_API int32_t csb_model_token_piece(csb_model * model, int32_t token, int32_t capacity,
+                                      char * out_bytes, int32_t * out_n);
+
+// 1 if the token ends a generation (end of text, end of turn), else 0.
+CSB_API int32_t csb_model_token_is_eog(csb_model * model, int32_t token, int32_t * out_is_eog);
+
+// Writes in_path again with its matrices as `type` (f32, f16, bf16, q8_0, q4_0, q4_1, q4_k_m, ...),
+// by llama.cpp's quantizer, requantizing allowed. n_threads 0: all cores. `pure` 1: no mixture.
+CSB_API int32_t csb_quantize(const char * in_path, const char * out_path, const char * type,
+                             int32_t n_threads, int32_t pure);
+
+// ---- context --------------------------------------------------------------------------------
+
+// Options: n_ctx (0: the model's), n_batch, n_ubatch, n_seq_max, n_threads, n_threads_batch,
+// flash_attn (on|off|auto), type_k, type_v (f32|f16|bf16|q8_0|q5_1|q5_0|q4_1|q4_0|iq4_nl),
+// offload_kqv, op_offload, swa_full, kv_unified (0|1), rope_freq_base, rope_freq_scale.
+CSB_API int32_t csb_context_open(csb_model * model, int32_t n_options, const char * const * keys,
+                                 const char * const * values, csb_context ** out_context);
+CSB_API void    csb_context_close(csb_context * context);
+
+// [{"name", "value", "source"}]: what every parameter became. source is "getter" (a public getter
+// of llama.h) or "library" (the library's own structures). Also "memory": the memory's class.
+CSB_API int32_t csb_context_describe(csb_context * context, const char ** out_json);
+
+// One llama_decode, waited for. n_tokens entries each of tokens, positions, seq_ids and outputs
+// (1: this token's logits row is wanted). Checked first: 1 <= n_tokens <= n_batch, ids inside the
+// vocabulary, each sequence's positions go on from its last one without a gap, the context is long
+// enough. Statuses 1, 2, -1, -2, -3 as above. Afterwards the rows are there until the next decode.
+CSB_API int32_t csb_context_decode(csb_context * context, int32_t n_tokens, const int32_t * tokens,
+                                   const int32_t * positions, const int32_t * seq_ids,
+                                   const int8_t * outputs);
+
+// Makes a running csb_context_decode return CSB_CANCELLED at the next graph node (CPU only; a
+// device finishes its call first). Without one running it does nothing. Any thread.
+CSB_API int32_t csb_context_cancel(csb_context * context);
+
+// Copies the last decode's logits rows of n_rows batch entries (those with output 1), each n_vocab
+// floats, into out_rows [n_rows, n_vocab].
+CSB_API int32_t csb_context_logits(csb_context * context, int32_t n_rows, const int32_t * entries,
+                                   float * out_rows);
+
+// Nanoseconds spent inside llama_decode and its synchronization, and calls made, since opening.
+CSB_API int32_t csb_context_decode_time(csb_context * context, int64_t * out_ns, int64_t * out_n);
+
+// Removes positions p0 <= p < p1 of a sequence (p1 < 0: to the end). *out_removed 0: this memory
+// can't remove a part (recurrent); nothing changed.
+CSB_API int32_t csb_context_seq_rm(csb_context * context, int32_t seq_id, int32_t p0, int32_t p1,
+                                   int32_t * out_removed);
+// First and last position of a sequence in the memory, -1 and -1 when it is empty.
+CSB_API int32_t csb_context_seq_bounds(csb_context * context, int32_t seq_id, int32_t * out_min,
+                                       int32_t * out_max);
+// Makes every sequence empty. data 1: the buffers are zeroed too.
+CSB_API int32_t csb_context_clear(csb_context * context, int32_t data);
+
+// A sequence's state as bytes, and back. partial 1: only what cannot be cut back (recurrent state,
+// sliding-window ring). Capacity below the size: CSB_ERROR_ARGUMENT. csb's own header guards
+// csb_context_state_set: bytes that are not a whole state of this kind are CSB_ERROR_ARGUMENT.
+CSB_API int32_t csb_context_state_size(csb_context * context, int32_t seq_id, int32_t partial,
+                                       int64_t * out_size);
+CSB_API int32_t csb_context_state_get(csb_context * context, int32_t seq_id, int32_t partial,
+                                      int64_t capacity, uint8_t * out_bytes, int64_t * out_size);
+CSB_API int32_t csb_context_state_set(csb_context * context, int32_t seq_id, int32_t partial,
+                                      const uint8_t * bytes, int64_t size);
+
+// ---- rows of logits: pure functions on the caller's memory ------------------------------------
+
+// Columns of csb_rows_summarise's table. Ids, counts and ranks are whole numbers in a double.
+enum csb_row_field {
+    CSB_ROW_N_BAD,     // entries that are NaN or infinite; above 0 every other column is NaN
+    CSB_ROW_ARGMAX,    // id of the largest logit, the lowest id among equals
+    CSB_ROW_MAX,       // its logit
+    CSB_ROW_SECOND,    // id of the next one (the lowest among equals, not ARGMAX); -1: none
+    CSB_ROW_SECOND_L,  // its logit
+    CSB_ROW_LOGSUMEXP, // of all logits / temperature
+    CSB_ROW_TARGET_L,  // logit of the row's target token
+    CSB_ROW_RANK,      // entries with a larger logit than the target's, and equal ones before it
+    CSB_ROW_N_FIELDS,
+};
+
+// out_table [n_rows, CSB_ROW_N_FIELDS] for rows [n_rows, n_vocab] and targets [n_rows].
+CSB_API int32_t csb_rows_summarise(int32_t n_rows, int32_t n_vocab, const float * rows,
+                                   const int32_t * targets, double temperature,
+                                   double * out_table);
+
+// Columns of csb_rows_compare's table. The distributions are softmax(row / temperature).
+enum csb_pair_field {
+    CSB_PAIR_N_DIFF,  // entries whose 32 bits differ
+    CSB_PAIR_MAX_ABS, // largest |a - b|
+    CSB_PAIR_RMS,     // root of the mean square of a - b
+    CSB_PAIR_KL,      // KL(a || b), nats
+    CSB_PAIR_TV,      // total variation distance, 0 to 1
+    CSB_PAIR_N_FIELDS,
+};
+
+// out_table [n_rows, CSB_PAIR_N_FIELDS] for a and b [n_rows, n_vocab]. A row with NaN or infinite
+// entries in a or b has N_DIFF and NaN in the other columns.
+CSB_API int32_t csb_rows_compare(int32_t n_rows, int32_t n_vocab, const float * a, const float * b,
+                                 double temperature, double * out_table);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

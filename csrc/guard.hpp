@@ -1,0 +1,61 @@
+// What every exported function's body stands in: one place turns exceptions into a status and a
+// message. Only C++ inside, only C outside.
+#pragma once
+
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "csb.h"
+
+namespace csb {
+
+// An error with the status it ends in. Its message is one line and names the argument.
+struct error : std::runtime_error {
+    error(int32_t status, const std::string & message)
+        : std::runtime_error(message), status(status) {}
+    int32_t status;
+};
+
+[[noreturn]] inline void bad_argument(const std::string & message) {
+    throw error(CSB_ERROR_ARGUMENT, message);
+}
+
+inline void check(bool holds, const char * name, long long value, const char * rule) {
+    if (!holds) {
+        bad_argument(std::string(name) + " = " + std::to_string(value) + ": " + rule);
+    }
+}
+
+template <typename T> inline T * check_ptr(T * pointer, const char * name) {
+    if (!pointer) {
+        bad_argument(std::string(name) + " is NULL");
+    }
+    return pointer;
+}
+
+void         set_message(const std::string & message); // this thread's csb_error_message
+const char * keep_text(std::string text);              // this thread's last text result
+std::string  last_log_error();                         // and forgets it
+void         start_once();                             // backends, log capture, abort net
+
+template <typename F> int32_t guarded(F && body) {
+    try {
+        start_once();
+        return body();
+    } catch (const error & e) {
+        set_message(e.what());
+        return e.status;
+    } catch (const std::bad_alloc &) {
+        set_message("out of memory");
+        return CSB_ERROR_MEMORY;
+    } catch (const std::exception & e) {
+        set_message(std::string("unexpected: ") + e.what());
+        return CSB_ERROR_INTERNAL;
+    } catch (...) {
+        set_message("unexpected exception of an unknown type");
+        return CSB_ERROR_INTERNAL;
+    }
+}
+
+} // namespace csb

@@ -1,0 +1,101 @@
+#include "internals.hpp"
+
+#include <map>
+#include <string>
+
+#include "llama-context.h"
+#include "llama-kv-cache-iswa.h"
+#include "llama-kv-cache.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
+#include "llama-memory-recurrent.h"
+#include "llama-model.h"
+
+namespace {
+
+template <typename T> void parameter(csb::json & j, const char * name, T value) {
+    j.open('{').pair("name", name).pair("value", value).pair("source", "library").close('}');
+}
+
+struct caches {
+    const llama_kv_cache * base   = nullptr;
+    const llama_kv_cache * window = nullptr; // the sliding-window layers' own
+    const char *           name   = "other";
+};
+
+caches find_caches(const llama_context * context) {
+    const auto * memory = context->get_memory();
+    auto         iswa   = [](const llama_kv_cache_iswa * m, const char * name) {
+        return caches{m->get_base(), m->get_swa(), name};
+    };
+    if (!memory) {
+        return {nullptr, nullptr, "none"};
+    }
+    if (const auto * m = dynamic_cast<const llama_kv_cache *>(memory)) {
+        return {m, nullptr, "attention"};
+    }
+    if (const auto * m = dynamic_cast<const llama_kv_cache_iswa *>(memory)) {
+        return iswa(m, "sliding_window");
+    }
+    if (const auto * m = dynamic_cast<const llama_memory_hybrid *>(memory)) {
+        return {m->get_mem_attn(), nullptr, "hybrid"};
+    }
+    if (const auto * m = dynamic_cast<const llama_memory_hybrid_iswa *>(memory)) {
+        return iswa(m->get_mem_attn(), "hybrid_sliding_window");
+    }
+    if (dynamic_cast<const llama_memory_recurrent *>(memory)) {
+        return {nullptr, nullptr, "recurrent"};
+    }
+    return {};
+}
+
+} // namespace
+
+namespace csb {
+
+void describe_internal_parameters(const llama_context * context, json & j) {
+    const llama_cparams & c = context->get_cparams();
+    parameter(j, "flash_attn", c.flash_attn);
+    parameter(j, "offload_kqv", c.offload_kqv);
+    parameter(j, "op_offload", c.op_offload);
+    parameter(j, "kv_unified", c.kv_unified);
+    parameter(j, "causal_attn", c.causal_attn);
+    parameter(j, "pipeline_parallel", c.pipeline_parallel);
+    parameter(j, "rope_freq_base", static_cast<double>(c.rope_freq_base));
+    parameter(j, "rope_freq_scale", static_cast<double>(c.rope_freq_scale));
+    parameter(j, "yarn_ext_factor", static_cast<double>(c.yarn_ext_factor));
+    parameter(j, "yarn_attn_factor", static_cast<double>(c.yarn_attn_factor));
+
+    const caches found = find_caches(context);
+    if (found.base) {
+        parameter(j, "type_k", ggml_type_name(found.base->type_k()));
+        parameter(j, "type_v", ggml_type_name(found.base->type_v()));
+    }
+    if (found.window) {
+        // Full size means that the window's cache is as large as the whole one.
+        parameter(j, "swa_full", found.window->get_size() == found.base->get_size());
+        parameter(j, "swa_cells", found.window->get_size());
+    }
+}
+
+const char * memory_class(const llama_context * context) {
+    return find_caches(context).name;
+}
+
+bool is_causal(const llama_context * context) {
+    return context->get_cparams().causal_attn;
+}
+
+void describe_tensor_types(const llama_model * model, json & j) {
+    std::map<std::string, int> counts;
+    for (const auto & [name, tensor] : model->tensors_by_name) {
+        counts[ggml_type_name(tensor->type)]++;
+    }
+    j.open('{');
+    for (const auto & [type, n] : counts) {
+        j.pair(type.c_str(), n);
+    }
+    j.close('}');
+}
+
+} // namespace csb

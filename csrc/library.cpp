@@ -1,0 +1,156 @@
+// Start, messages, handles, log, and what this build and this machine are.
+#include <cctype>
+#include <cstdio>
+#include <mutex>
+#include <unordered_map>
+
+#include "build_info.h"
+#include "ggml-backend.h"
+#include "guard.hpp"
+#include "handles.hpp"
+#include "json.hpp"
+#include "llama.h"
+#include "net.hpp"
+
+namespace {
+
+thread_local std::string message = "no error";
+thread_local std::string text_result;
+
+// llama.cpp gives the reason of many failures only in its log. Process-wide, because it may come
+// from another thread than the call.
+std::mutex       log_mutex;
+std::string      log_error;
+std::atomic<int> log_level{5};
+
+void keep_log(ggml_log_level level, const char * text, void *) {
+    if (level == GGML_LOG_LEVEL_ERROR) {
+        std::lock_guard<std::mutex> lock(log_mutex);
+        log_error = text;
+    }
+    if (level != GGML_LOG_LEVEL_CONT && static_cast<int>(level) >= log_level) {
+        std::fputs(text, stderr);
+    }
+}
+
+std::mutex                                open_mutex;
+std::unordered_map<const void *, csb::kind> open_handles;
+
+const char * device_type(ggml_backend_dev_t device) {
+    switch (ggml_backend_dev_type(device)) {
+    case GGML_BACKEND_DEVICE_TYPE_CPU:
+        return "cpu";
+    case GGML_BACKEND_DEVICE_TYPE_GPU:
+        return "gpu";
+    case GGML_BACKEND_DEVICE_TYPE_IGPU:
+        return "igpu";
+    case GGML_BACKEND_DEVICE_TYPE_ACCEL:
+        return "accel";
+    default:
+        return "other";
+    }
+}
+
+} // namespace
+
+namespace csb {
+
+void set_message(const std::string & text) {
+    message = text;
+}
+
+const char * keep_text(std::string text) {
+    text_result = std::move(text);
+    return text_result.c_str();
+}
+
+std::string last_log_error() {
+    std::lock_guard<std::mutex> lock(log_mutex);
+    std::string                 text;
+    for (char c : log_error) {
+        text += std::iscntrl(static_cast<unsigned char>(c)) ? ' ' : c;
+    }
+    log_error.clear();
+    text.erase(text.find_last_not_of(' ') + 1);
+    return text;
+}
+
+void start_once() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        llama_log_set(keep_log, nullptr);
+        net_install();
+        llama_backend_init();
+    });
+}
+
+void register_handle(const void * handle, kind k) {
+    std::lock_guard<std::mutex> lock(open_mutex);
+    open_handles[handle] = k;
+}
+
+bool forget_handle(const void * handle, kind k) {
+    std::lock_guard<std::mutex> lock(open_mutex);
+    auto                        it = open_handles.find(handle);
+    if (it == open_handles.end() || it->second != k) {
+        return false;
+    }
+    open_handles.erase(it);
+    return true;
+}
+
+void require_handle(const void * handle, kind k) {
+    std::lock_guard<std::mutex> lock(open_mutex);
+    auto                        it = open_handles.find(handle);
+    if (it == open_handles.end() || it->second != k) {
+        bad_argument(k == kind::model ? "model is not an open csb_model"
+                                      : "context is not an open csb_context");
+    }
+}
+
+} // namespace csb
+
+int32_t csb_abi_version(void) {
+    return CSB_ABI_VERSION;
+}
+
+const char * csb_error_message(void) {
+    return message.c_str();
+}
+
+int32_t csb_library_build(const char ** out_json) {
+    return csb::guarded([&] {
+        *csb::check_ptr(out_json, "out_json") = CSB_BUILD_INFO;
+        return CSB_OK;
+    });
+}
+
+int32_t csb_library_system(const char ** out_json) {
+    return csb::guarded([&] {
+        csb::check_ptr(out_json, "out_json");
+        csb::json j;
+        j.open('{').pair("llama_version", llama_version());
+        j.pair("system_info", llama_print_system_info());
+        j.key("devices").open('[');
+        for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+            ggml_backend_dev_t device = ggml_backend_dev_get(i);
+            size_t             free = 0, total = 0;
+            ggml_backend_dev_memory(device, &free, &total);
+            j.open('{').pair("name", ggml_backend_dev_name(device));
+            j.pair("description", ggml_backend_dev_description(device));
+            j.pair("type", device_type(device));
+            j.pair("backend", ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)));
+            j.pair("memory_free", free).pair("memory_total", total).close('}');
+        }
+        *out_json = csb::keep_text(j.close(']').close('}').str());
+        return CSB_OK;
+    });
+}
+
+int32_t csb_library_set_log_level(int32_t level) {
+    return csb::guarded([&] {
+        csb::check(level >= 1 && level <= 5, "level", level, "must be 1 to 5");
+        log_level = level;
+        return CSB_OK;
+    });
+}

@@ -1,0 +1,324 @@
+// Opening and describing models, and their vocabulary.
+#include <sys/stat.h>
+
+#include <cstring>
+#include <fstream>
+
+#include "ggml-backend.h"
+#include "gguf.h"
+#include "handles.hpp"
+#include "internals.hpp"
+#include "llama-ext.h"
+#include "options.hpp"
+
+namespace {
+
+using csb::error;
+
+std::string spelled(const char * data, size_t n) { // bytes of a file as harmless text
+    std::string text;
+    for (size_t i = 0; i < n; i++) {
+        const unsigned char c = static_cast<unsigned char>(data[i]);
+        text += c >= 0x20 && c < 0x7f ? static_cast<char>(c) : '.';
+    }
+    return text;
+}
+
+// llama.cpp says "failed to load model" for all of these; a reader wants to know which it is.
+void check_file(const std::string & path) {
+    struct stat st = {};
+    if (::stat(path.c_str(), &st) != 0) {
+        throw error(CSB_ERROR_FILE, path + ": " + std::strerror(errno));
+    }
+    if (S_ISDIR(st.st_mode)) {
+        throw error(CSB_ERROR_FILE, path + ": is a folder, not a GGUF file");
+    }
+    char          magic[4] = {};
+    std::ifstream file(path, std::ios::binary);
+    if (!file) {
+        throw error(CSB_ERROR_FILE, path + ": " + std::strerror(errno));
+    }
+    file.read(magic, sizeof(magic));
+    const size_t n = static_cast<size_t>(file.gcount());
+    if (n == 0) {
+        throw error(CSB_ERROR_FILE, path + ": is empty");
+    }
+    if (n < sizeof(magic) || std::memcmp(magic, "GGUF", 4) != 0) {
+        throw error(CSB_ERROR_FILE, path + ": is no GGUF file (it starts with \"" +
+                                        spelled(magic, n) + "\")");
+    }
+    std::unique_ptr<gguf_context, void (*)(gguf_context *)> gguf(
+        gguf_init_from_file(path.c_str(), {/*no_alloc*/ true, /*ctx*/ nullptr}), gguf_free);
+    if (!gguf) {
+        const std::string why = csb::last_log_error();
+        throw error(CSB_ERROR_FILE, path + ": is cut short or damaged" +
+                                        (why.empty() ? "" : " (" + why + ")"));
+    }
+    const int64_t tensors = gguf_get_n_tensors(gguf.get());
+    // The first part of a split model may hold metadata alone; llama.cpp checks the parts.
+    if (tensors == 0 && gguf_find_key(gguf.get(), "split.count") < 0) {
+        throw error(CSB_ERROR_FILE, path + ": holds a vocabulary and no weights");
+    }
+    size_t needed = 0;
+    for (int64_t i = 0; i < tensors; i++) {
+        needed = std::max(needed, gguf_get_tensor_offset(gguf.get(), i) +
+                                      gguf_get_tensor_size(gguf.get(), i));
+    }
+    needed += gguf_get_data_offset(gguf.get());
+    if (static_cast<size_t>(st.st_size) < needed) {
+        throw error(CSB_ERROR_FILE, path + ": is cut short (" + std::to_string(st.st_size) +
+                                        " bytes of " + std::to_string(needed) + ")");
+    }
+}
+
+std::vector<ggml_backend_dev_t> find_devices(const std::string & names) {
+    std::vector<ggml_backend_dev_t> devices;
+    for (const std::string & name : csb::split(names, ',')) {
+        if (names == "none") {
+            break;
+        }
+        ggml_backend_dev_t device = ggml_backend_dev_by_name(name.c_str());
+        if (!device) {
+            std::string known;
+            for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+                known += std::string(i ? ", " : "") + ggml_backend_dev_name(ggml_backend_dev_get(i));
+            }
+            csb::bad_argument("devices = " + names + ": there is no device " + name +
+                              "; this build and machine have " + known + " (or none)");
+        }
+        // The CPU and its helpers are always there: llama.cpp's list is of what to offload to.
+        const auto type = ggml_backend_dev_type(device);
+        if (type != GGML_BACKEND_DEVICE_TYPE_CPU && type != GGML_BACKEND_DEVICE_TYPE_ACCEL) {
+            devices.push_back(device);
+        }
+    }
+    devices.push_back(nullptr);
+    return devices;
+}
+
+std::vector<float> read_split(const std::string & text) {
+    std::vector<float> parts;
+    for (const std::string & part : csb::split(text, ',')) {
+        char *      end   = nullptr;
+        const float value = std::strtof(part.c_str(), &end);
+        if (part.empty() || *end || !(value >= 0)) {
+            csb::bad_argument("tensor_split = " + text + ": must be numbers joined by commas");
+        }
+        parts.push_back(value);
+    }
+    if (parts.size() > llama_max_devices()) {
+        csb::bad_argument("tensor_split = " + text + ": has more parts than devices can be");
+    }
+    parts.resize(llama_max_devices());
+    return parts;
+}
+
+const llama_vocab * vocab_of(csb_model * model) {
+    return llama_model_get_vocab(csb::open_model(model).model.get());
+}
+
+void check_token(const llama_vocab * vocab, int32_t token) {
+    csb::check(token >= 0 && token < llama_vocab_n_tokens(vocab), "token", token,
+               "is outside the model's vocabulary");
+}
+
+// llama.cpp's lookups answer with the negated size when the buffer is too small.
+template <typename F> int32_t fill(int32_t capacity, int32_t * out_n, F && call) {
+    csb::check(capacity >= 0, "capacity", capacity, "must not be negative");
+    csb::check_ptr(out_n, "out_n");
+    const int32_t n = call();
+    *out_n          = n < 0 ? -n : n;
+    return CSB_OK;
+}
+
+} // namespace
+
+int32_t csb_model_open(const char * path, int32_t n_options, const char * const * keys,
+                       const char * const * values, csb_model ** out_model) {
+    return csb::guarded([&] {
+        csb::check_ptr(out_model, "out_model");
+        const std::string file = csb::check_ptr(path, "path");
+        csb::options      options(n_options, keys, values);
+
+        llama_model_params              params = llama_model_default_params();
+        std::vector<ggml_backend_dev_t> devices;
+        std::vector<float>              split;
+        bool                            mmap = true;
+        options.whole("n_gpu_layers", params.n_gpu_layers, -1, 1 << 20);
+        options.whole("main_gpu", params.main_gpu, 0, static_cast<long long>(llama_max_devices()));
+        options.choice("split_mode", params.split_mode,
+                       {{"none", LLAMA_SPLIT_MODE_NONE},
+                        {"layer", LLAMA_SPLIT_MODE_LAYER},
+                        {"row", LLAMA_SPLIT_MODE_ROW}});
+        options.flag("use_extra_bufts", params.use_extra_bufts);
+        options.flag("check_tensors", params.check_tensors);
+        options.flag("use_mmap", mmap);
+        params.load_mode = mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
+        if (const std::string * names = options.text("devices")) {
+            devices        = find_devices(*names);
+            params.devices = devices.data();
+        }
+        if (const std::string * parts = options.text("tensor_split")) {
+            split               = read_split(*parts);
+            params.tensor_split = split.data();
+        }
+        options.finish();
+        check_file(file);
+
+        csb::last_log_error();
+        std::shared_ptr<llama_model> model(llama_model_load_from_file(file.c_str(), params),
+                                           csb_model::deleter());
+        if (!model) {
+            const std::string why = csb::last_log_error();
+            throw error(why.find("unknown model architecture") != std::string::npos
+                            ? CSB_ERROR_UNSUPPORTED
+                            : CSB_ERROR_FILE,
+                        file + ": llama.cpp can't load it" + (why.empty() ? "" : ": " + why));
+        }
+        auto refuse = [&](const char * why) {
+            throw error(CSB_ERROR_UNSUPPORTED, file + ": " + why);
+        };
+        if (!llama_model_has_decoder(model.get())) {
+            refuse("is an encoder; csb compares decoders");
+        }
+        if (llama_model_has_encoder(model.get())) {
+            refuse("is an encoder-decoder model; csb compares decoders alone");
+        }
+        if (llama_model_is_diffusion(model.get())) {
+            refuse("is a diffusion model: it has no next token to compare");
+        }
+        auto handle   = std::make_unique<csb_model>();
+        handle->model = std::move(model);
+        handle->path  = file;
+        csb::register_handle(handle.get(), csb::kind::model);
+        *out_model = handle.release();
+        return CSB_OK;
+    });
+}
+
+void csb_model_close(csb_model * model) {
+    if (model && csb::forget_handle(model, csb::kind::model)) {
+        delete model;
+    }
+}
+
+int32_t csb_model_describe(csb_model * handle, const char ** out_json) {
+    return csb::guarded([&] {
+        csb::check_ptr(out_json, "out_json");
+        const llama_model * model     = csb::open_model(handle).model.get();
+        const llama_vocab * vocab     = llama_model_get_vocab(model);
+        char                text[256] = {};
+        csb::json           j;
+        j.open('{');
+        llama_model_meta_val_str(model, "general.architecture", text, sizeof(text));
+        j.pair("architecture", std::string(text));
+        llama_model_desc(model, text, sizeof(text));
+        j.pair("description", std::string(text));
+        j.pair("type", llama_ftype_name(llama_model_ftype(model)));
+        j.pair("size", llama_model_size(model)).pair("n_params", llama_model_n_params(model));
+        j.pair("n_vocab", llama_vocab_n_tokens(vocab));
+        j.pair("n_ctx_train", llama_model_n_ctx_train(model));
+        j.pair("n_layer", llama_model_n_layer(model)).pair("n_embd", llama_model_n_embd(model));
+        j.pair("n_swa", llama_model_n_swa(model)).pair("n_expert", llama_model_n_expert(model));
+        j.pair("is_recurrent", llama_model_is_recurrent(model));
+        j.pair("is_hybrid", llama_model_is_hybrid(model));
+        j.pair("has_tokenizer", llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE);
+        j.pair("add_bos", llama_vocab_get_add_bos(vocab));
+        j.pair("add_eos", llama_vocab_get_add_eos(vocab));
+        j.pair("bos", llama_vocab_bos(vocab)).pair("eos", llama_vocab_eos(vocab));
+        j.key("tensor_types");
+        csb::describe_tensor_types(model, j);
+        j.key("devices").open('[');
+        for (int i = 0; i < llama_model_n_devices(model); i++) {
+            j.value(ggml_backend_dev_name(llama_model_get_device(model, i)));
+        }
+        *out_json = csb::keep_text(j.close(']').close('}').str());
+        return CSB_OK;
+    });
+}
+
+int32_t csb_model_metadata(csb_model * handle, const char * key, const char ** out_text) {
+    return csb::guarded([&] {
+        csb::check_ptr(out_text, "out_text");
+        const llama_model * model = csb::open_model(handle).model.get();
+        const int32_t n = llama_model_meta_val_str(model, csb::check_ptr(key, "key"), nullptr, 0);
+        if (n < 0) {
+            csb::bad_argument(std::string("key = ") + key + ": the model has no such metadata");
+        }
+        std::string text(static_cast<size_t>(n) + 1, '\0');
+        llama_model_meta_val_str(model, key, text.data(), text.size());
+        text.resize(static_cast<size_t>(n));
+        *out_text = csb::keep_text(std::move(text));
+        return CSB_OK;
+    });
+}
+
+int32_t csb_model_chat_template(csb_model * handle, const char ** out_text) {
+    return csb::guarded([&] {
+        csb::check_ptr(out_text, "out_text");
+        *out_text = llama_model_chat_template(csb::open_model(handle).model.get(), nullptr);
+        return CSB_OK;
+    });
+}
+
+int32_t csb_model_tokenize(csb_model * handle, const char * text, int32_t n_bytes,
+                           int32_t add_special, int32_t parse_special, int32_t capacity,
+                           int32_t * out_tokens, int32_t * out_n) {
+    return csb::guarded([&] {
+        const llama_vocab * vocab = vocab_of(handle);
+        csb::check_ptr(text, "text");
+        csb::check(n_bytes >= 0, "n_bytes", n_bytes, "must not be negative");
+        if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
+            throw error(CSB_ERROR_UNSUPPORTED, "the model has no tokenizer: give token ids");
+        }
+        return fill(capacity, out_n, [&] {
+            return llama_tokenize(vocab, text, n_bytes, out_tokens, out_tokens ? capacity : 0,
+                                  add_special != 0, parse_special != 0);
+        });
+    });
+}
+
+int32_t csb_model_detokenize(csb_model * handle, const int32_t * tokens, int32_t n_tokens,
+                             int32_t special, int32_t capacity, char * out_bytes,
+                             int32_t * out_n) {
+    return csb::guarded([&] {
+        const llama_vocab * vocab = vocab_of(handle);
+        csb::check(n_tokens >= 0, "n_tokens", n_tokens, "must not be negative");
+        for (int32_t i = 0; i < n_tokens; i++) {
+            check_token(vocab, csb::check_ptr(tokens, "tokens")[i]);
+        }
+        if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
+            throw error(CSB_ERROR_UNSUPPORTED, "the model has no tokenizer");
+        }
+        return fill(capacity, out_n, [&] {
+            return llama_detokenize(vocab, tokens, n_tokens, out_bytes, out_bytes ? capacity : 0,
+                                    false, special != 0);
+        });
+    });
+}
+
+int32_t csb_model_token_piece(csb_model * handle, int32_t token, int32_t capacity,
+                              char * out_bytes, int32_t * out_n) {
+    return csb::guarded([&] {
+        const llama_vocab * vocab = vocab_of(handle);
+        check_token(vocab, token);
+        if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
+            throw error(CSB_ERROR_UNSUPPORTED, "the model has no tokenizer");
+        }
+        return fill(capacity, out_n, [&] {
+            return llama_token_to_piece(vocab, token, out_bytes, out_bytes ? capacity : 0, 0, true);
+        });
+    });
+}
+
+int32_t csb_model_token_is_eog(csb_model * handle, int32_t token, int32_t * out_is_eog) {
+    return csb::guarded([&] {
+        const llama_vocab * vocab = vocab_of(handle);
+        csb::check_ptr(out_is_eog, "out_is_eog");
+        check_token(vocab, token);
+        // Without a tokenizer no token means anything.
+        *out_is_eog = llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE &&
+                      llama_vocab_is_eog(vocab, token);
+        return CSB_OK;
+    });
+}

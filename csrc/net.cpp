@@ -1,0 +1,121 @@
+// The net under native aborts: csb.h says when it is needed. Its last act runs on whichever thread
+// failed, so it touches no Python, allocates nothing and leaves with _exit.
+#include "net.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "ggml.h"
+#include "guard.hpp"
+
+namespace {
+
+std::mutex  mutex;
+bool        armed = false;
+std::string path, head, body, tail;
+
+bool write_all(int fd, const char * data, size_t size) {
+    while (size > 0) {
+        const ssize_t n = ::write(fd, data, size);
+        if (n <= 0) {
+            return false;
+        }
+        data += n;
+        size -= static_cast<size_t>(n);
+    }
+    return true;
+}
+
+bool write_record() {
+    const bool to_stdout = path == "-";
+    const int fd = to_stdout ? 1 : ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    if (fd < 0) {
+        return false;
+    }
+    return write_all(fd, head.data(), head.size()) && write_all(fd, body.data(), body.size()) &&
+           write_all(fd, tail.data(), tail.size());
+}
+
+void say(const char * text) {
+    (void) write_all(2, text, std::strlen(text));
+}
+
+void leave(const char * reason) {
+    // A thread that holds the lock while it is killed elsewhere must not keep us here.
+    const bool locked = mutex.try_lock();
+    const bool saved  = locked && armed && write_record();
+    const char * end  = std::strchr(reason, '\n');
+    say("csb: llama.cpp aborted: ");
+    (void) write_all(2, reason, end ? static_cast<size_t>(end - reason) : std::strlen(reason));
+    if (saved) {
+        say("; what was measured so far is in ");
+        say(path == "-" ? "the output" : path.c_str());
+    }
+    say("\n");
+    _exit(2);
+}
+
+void on_terminate() {
+    leave("an exception left llama.cpp");
+}
+
+} // namespace
+
+namespace csb {
+
+void net_install() {
+    ggml_set_abort_callback(leave);
+    std::set_terminate(on_terminate);
+}
+
+} // namespace csb
+
+int32_t csb_net_arm(const char * to, const char * before, const char * after) {
+    return csb::guarded([&] {
+        csb::check_ptr(to, "path");
+        csb::check_ptr(before, "head");
+        csb::check_ptr(after, "tail");
+        std::lock_guard<std::mutex> lock(mutex);
+        path  = to;
+        head  = before;
+        tail  = after;
+        armed = true;
+        body.clear();
+        return CSB_OK;
+    });
+}
+
+int32_t csb_net_append(const char * part) {
+    return csb::guarded([&] {
+        csb::check_ptr(part, "part");
+        std::lock_guard<std::mutex> lock(mutex);
+        body += body.empty() ? "" : ",";
+        body += part;
+        return CSB_OK;
+    });
+}
+
+int32_t csb_net_disarm(void) {
+    return csb::guarded([&] {
+        std::lock_guard<std::mutex> lock(mutex);
+        armed = false;
+        body.clear();
+        body.shrink_to_fit();
+        return CSB_OK;
+    });
+}
+
+int32_t csb_net_test(const char * reason) {
+    return csb::guarded([&] {
+        csb::check_ptr(reason, "message");
+        std::thread([&] { GGML_ABORT("%s", reason); }).join();
+        return CSB_ERROR_INTERNAL; // not reached
+    });
+}

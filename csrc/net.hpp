@@ -1,0 +1,5 @@
+#pragma once
+
+namespace csb {
+void net_install(); // once, at start: abort callback and terminate handler
+}

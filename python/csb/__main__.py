@@ -1,0 +1,3 @@
+from csb.cli import main
+
+raise SystemExit(main())

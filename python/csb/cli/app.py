@@ -1,0 +1,123 @@
+"""The program around the commands: which one runs, and what every ending looks like."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+import csb
+from csb.errors import CsbError, InvalidMeasurement
+from csb.exit_codes import Exit, help_text
+from csb.render.text import harmless
+
+# name: module and its click command, imported only when asked for
+COMMANDS = {
+    "compare": "csb.cli.compare",
+    "models": "csb.cli.models",
+    "quantize": "csb.cli.quantize",
+    "bench": "csb.cli.bench",
+    "info": "csb.cli.info",
+}
+DEFAULT = "compare"
+
+
+class Commands(click.Group):
+    """Commands by name; without one, `compare` with all the options that were given."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[name]).command
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in COMMANDS and args[0] not in ("--help", "--version")):
+            if args and not args[0].startswith("-"):
+                known = ", ".join(COMMANDS)
+                raise click.UsageError(f"no command {args[0]!r}; the commands are {known}", ctx)
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write("\n" + help_text() + "\n")
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["--help"]})
+@click.version_option(csb.__version__, prog_name="csb", message="%(prog)s %(version)s")
+def app() -> None:
+    """Compare decoding the same tokens one at a time and as one block, in llama.cpp.
+
+    Without a command: compare. `csb compare --help` has its options.
+    """
+
+
+def _stop(signum: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _say(text: str) -> None:
+    try:
+        click.echo(f"csb: {harmless(text)}", err=True)
+    except OSError:
+        pass  # stderr is closed: the exit code still tells
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        result = app.main(args=arguments, prog_name="csb", standalone_mode=False)
+        return int(result) if isinstance(result, int) else Exit.DONE
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.UsageError as error:
+        where = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+        _say(error.format_message() + where)
+        return Exit.ERROR
+    except click.ClickException as error:
+        _say(error.format_message())
+        return Exit.ERROR
+    except (KeyboardInterrupt, click.Abort):
+        _say("interrupted")
+        return Exit.INTERRUPTED
+    except InvalidMeasurement as error:
+        _say(str(error))
+        return Exit.INVALID
+    except BrokenPipeError:
+        raise
+    except (CsbError, ValueError, OSError) as error:
+        if os.environ.get("CSB_DEBUG") == "1":
+            traceback.print_exc()
+        _say(str(error))
+        return Exit.ERROR
+    except Exception as error:
+        if os.environ.get("CSB_DEBUG") == "1":
+            traceback.print_exc()
+        _say(f"internal error: {type(error).__name__}: {error} (CSB_DEBUG=1 shows where)")
+        return Exit.ERROR
+
+
+def _quiet_stdout() -> None:
+    """Nobody reads stdout any more: what is still buffered must not raise at exit."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    signal.signal(signal.SIGTERM, _stop)
+    code: Any = Exit.DONE
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _quiet_stdout()
+    return int(code)

@@ -1,0 +1,196 @@
+"""A context: decoding with explicit positions, logits rows, and the memory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from csb.errors import ArgumentError
+from csb.native import worker
+from csb.native.handle import Handle
+from csb.native.library import c_options, library
+from csb.native.model import Model
+
+Rows = npt.NDArray[np.float32]
+
+
+class Context(Handle):
+    """Memory and graph for decoding tokens of one model. One call at a time.
+
+    Options (None: llama.cpp's default): n_ctx (0: the model's), n_batch, n_ubatch, n_seq_max,
+    n_threads, n_threads_batch, flash_attn ("on", "off", "auto"), type_k, type_v (cache types),
+    offload_kqv, op_offload, swa_full, kv_unified, rope_freq_base, rope_freq_scale.
+
+    Raises UnsupportedError if llama.cpp can't make it (the text says why), ArgumentError for a bad
+    option. What the options became is in `parameters`. Source: csb_context_open.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int | None = None,
+        n_batch: int | None = None,
+        n_ubatch: int | None = None,
+        n_seq_max: int | None = None,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        flash_attn: str | None = None,
+        type_k: str | None = None,
+        type_v: str | None = None,
+        offload_kqv: bool | None = None,
+        op_offload: bool | None = None,
+        swa_full: bool | None = None,
+        kv_unified: bool | None = None,
+        rope_freq_base: float | None = None,
+        rope_freq_scale: float | None = None,
+    ) -> None:
+        self._lib = library()
+        self._close = self._lib.csb_context_close
+        self.model = model
+        options = c_options(
+            {
+                "n_ctx": n_ctx,
+                "n_batch": n_batch,
+                "n_ubatch": n_ubatch,
+                "n_seq_max": n_seq_max,
+                "n_threads": n_threads,
+                "n_threads_batch": n_threads_batch,
+                "flash_attn": flash_attn,
+                "type_k": type_k,
+                "type_v": type_v,
+                "offload_kqv": offload_kqv,
+                "op_offload": op_offload,
+                "swa_full": swa_full,
+                "kv_unified": kv_unified,
+                "rope_freq_base": rope_freq_base,
+                "rope_freq_scale": rope_freq_scale,
+            }
+        )
+        pointer = ctypes.c_void_p()
+        self._lib.csb_context_open(model.pointer, *options, ctypes.byref(pointer))
+        self._pointer = pointer
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """{name: {"value", "source"}} as the library reports them: csb_context_describe."""
+        text = ctypes.c_char_p()
+        self._lib.csb_context_describe(self.pointer, ctypes.byref(text))
+        return {
+            p["name"]: {"value": p["value"], "source": p["source"]}
+            for p in json.loads(text.value or b"[]")
+        }
+
+    def value(self, parameter: str) -> Any:
+        return self.parameters[parameter]["value"]
+
+    @property
+    def n_vocab(self) -> int:
+        return self.model.n_vocab
+
+    def decode(
+        self,
+        tokens: Sequence[int] | npt.NDArray[np.int32],
+        start: int | Sequence[int],
+        *,
+        outputs: bool | Sequence[bool] = True,
+        seq_ids: int | Sequence[int] = 0,
+    ) -> None:
+        """One llama_decode of all the tokens, waited for.
+
+        start: the first token's position, the others follow; or a position for each token.
+        outputs: whether a token's logits row is wanted, for all or for each.
+        seq_ids: the sequence, for all or for each.
+
+        Raises ArgumentError (token id, position gap, more than n_batch, context full), DecodeError,
+        CancelledError. On the main thread Ctrl-C ends a CPU decode within one graph node.
+        """
+        ids = np.ascontiguousarray(tokens, dtype=np.int32)
+        n = len(ids)
+        positions = _spread(
+            np.arange(start, start + n) if isinstance(start, int) else start, n, np.int32, "start"
+        )
+        sequences = _spread(seq_ids, n, np.int32, "seq_ids")
+        flags = _spread(outputs, n, np.int8, "outputs")
+        pointer = self.pointer
+        worker.run(
+            lambda: self._lib.csb_context_decode(pointer, n, ids, positions, sequences, flags),
+            self.cancel,
+        )
+
+    def cancel(self) -> None:
+        """Ends a decode that runs on another thread, at the next graph node (CPU only)."""
+        self._lib.csb_context_cancel(self.pointer)
+
+    def logits(self, entries: Sequence[int] | None = None, out: Rows | None = None) -> Rows:
+        """The last decode's rows at these batch entries, copied: float32 [len(entries), n_vocab].
+
+        entries None: entry 0. ArgumentError where that entry's row was not asked for.
+        """
+        index = np.ascontiguousarray([0] if entries is None else entries, dtype=np.int32)
+        rows = np.empty((len(index), self.n_vocab), np.float32) if out is None else out
+        if rows.shape != (len(index), self.n_vocab) or rows.dtype != np.float32:
+            raise ArgumentError(f"out has shape {rows.shape}: must be float32 [rows, n_vocab]")
+        self._lib.csb_context_logits(self.pointer, len(index), index, rows)
+        return rows
+
+    @property
+    def decode_seconds(self) -> float:
+        """Time inside llama_decode and its synchronization since the context was opened."""
+        ns, n = ctypes.c_int64(), ctypes.c_int64()
+        self._lib.csb_context_decode_time(self.pointer, ctypes.byref(ns), ctypes.byref(n))
+        return ns.value / 1e9
+
+    def remove(self, start: int, end: int = -1, *, seq_id: int = 0) -> bool:
+        """Removes positions start <= p < end (-1: to the last). False: this memory can't, and
+        nothing changed. Source: llama_memory_seq_rm."""
+        removed = ctypes.c_int32()
+        self._lib.csb_context_seq_rm(self.pointer, seq_id, start, end, ctypes.byref(removed))
+        return bool(removed.value)
+
+    def bounds(self, seq_id: int = 0) -> tuple[int, int]:
+        """First and last position in the memory, (-1, -1) when empty."""
+        low, high = ctypes.c_int32(), ctypes.c_int32()
+        self._lib.csb_context_seq_bounds(
+            self.pointer, seq_id, ctypes.byref(low), ctypes.byref(high)
+        )
+        return low.value, high.value
+
+    def clear(self, *, data: bool = False) -> None:
+        """Empties the memory. data: zeroes its buffers too."""
+        self._lib.csb_context_clear(self.pointer, int(data))
+
+    def save(self, *, partial: bool = False, seq_id: int = 0) -> npt.NDArray[np.uint8]:
+        """A sequence's state as bytes. partial: only what can't be cut back (recurrent state,
+        sliding-window ring)."""
+        size = ctypes.c_int64()
+        self._lib.csb_context_state_size(self.pointer, seq_id, int(partial), ctypes.byref(size))
+        state = np.empty(size.value, np.uint8)
+        self._lib.csb_context_state_get(
+            self.pointer, seq_id, int(partial), len(state), state, ctypes.byref(size)
+        )
+        return state[: size.value]
+
+    def restore(
+        self, state: npt.NDArray[np.uint8], *, partial: bool = False, seq_id: int = 0
+    ) -> None:
+        """Puts a state that `save` gave back. ArgumentError if it is damaged or of another kind."""
+        self._lib.csb_context_state_set(self.pointer, seq_id, int(partial), state, len(state))
+
+
+def _spread(value: Any, n: int, dtype: Any, name: str) -> npt.NDArray[Any]:
+    """One value for every token, or one for each."""
+    spread = (
+        np.ascontiguousarray(np.broadcast_to(np.asarray(value, dtype=dtype), (n,)))
+        if (np.ndim(value) == 0)
+        else np.ascontiguousarray(value, dtype=dtype)
+    )
+    if spread.shape != (n,):
+        raise ArgumentError(f"{name} has {len(spread)} entries for {n} tokens")
+    return spread

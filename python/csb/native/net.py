@@ -1,0 +1,19 @@
+"""The unfinished record that an abort inside llama.cpp leaves behind (csb_net_*)."""
+
+from __future__ import annotations
+
+from csb.native.library import library
+
+
+def arm(path: str, head: str, tail: str) -> None:
+    """From now on an abort writes head, the parts given to `append` joined by commas, and tail to
+    `path` ("-": stdout), says so in one line and leaves with exit code 2."""
+    library().csb_net_arm(path.encode("utf-8", "surrogateescape"), head.encode(), tail.encode())
+
+
+def append(part: str) -> None:
+    library().csb_net_append(part.encode())
+
+
+def disarm() -> None:
+    library().csb_net_disarm()

@@ -1,0 +1,78 @@
+"""Runs long native calls so that the main thread can take signals meanwhile.
+
+Python handles Ctrl-C only between bytecodes of the main thread, and a native call is one. So the
+main thread gives its calls to one worker thread and waits where a signal can reach it. One worker
+for the whole process, because OpenMP keeps a pool of threads for each thread that calls it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class _Job(Generic[T]):
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.work = work
+        self.done = threading.Lock()  # a plain lock: waiting for it can be interrupted
+        self.done.acquire()
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self.work()
+        except BaseException as error:  # handed to the thread that waits
+            self.error = error
+        finally:
+            self.done.release()
+
+
+_jobs: queue.SimpleQueue[_Job[object]] = queue.SimpleQueue()
+_started = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def _serve() -> None:
+    while True:
+        _jobs.get().run()
+
+
+def _ensure_thread() -> None:
+    global _thread
+    with _started:
+        if _thread is None or not _thread.is_alive():  # a forked child has none
+            _thread = threading.Thread(target=_serve, name="csb-worker", daemon=True)
+            _thread.start()
+
+
+def run(work: Callable[[], T], cancel: Callable[[], object]) -> T:
+    """work() on the worker thread if this is the main thread, else right here.
+
+    If a signal handler raises meanwhile (Ctrl-C), cancel() is called until the work has ended and
+    the handler's exception goes on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    _ensure_thread()
+    job = _Job(work)
+    _jobs.put(job)  # type: ignore[arg-type]
+    try:
+        job.done.acquire()
+    except BaseException:
+        # The work may be just about to start, so one cancel is not enough.
+        while True:
+            cancel()
+            try:
+                if job.done.acquire(timeout=0.01):
+                    break
+            except BaseException:  # a second Ctrl-C while we wait changes nothing
+                continue
+        raise
+    if job.error is not None:
+        raise job.error
+    return job.result  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""From what the user typed to the text that is tokenized."""

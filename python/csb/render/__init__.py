@@ -1,0 +1,1 @@
+"""Turns records into text. Nothing else in csb prints results."""

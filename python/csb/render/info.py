@@ -1,0 +1,44 @@
+"""`csb info` as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from csb.render.text import harmless
+
+
+def render_info(info: dict[str, Any]) -> str:
+    build, system = info["build"], info["system"]
+    options = _in_force(build["options"])
+    on = sorted(k for k, v in options.items() if v == "ON")
+    other = {k: v for k, v in sorted(options.items()) if v not in ("ON", "OFF", "")}
+    hooks = [name for name, there in build["hooks"].items() if there]
+    lines = [
+        ("csb", info["csb"]),
+        ("llama.cpp", f"{system['llama_version']} {build['llama_commit']}"),
+        ("pinned", "yes" if build["llama_commit"] == build["llama_pin"] else "no"),
+        ("compiler", f"{build['compiler']}, {build['build_type']}, {build['cpu_flags']}"),
+        ("GGML options on", " ".join(on)),
+        ("GGML options", " ".join(f"{k}={v}" for k, v in other.items())),
+        ("built for", " ".join(build["cpu_features"])),
+        ("llama.cpp sees", system["system_info"]),
+        ("processor", f"{info['processor']['name']}, {info['processor']['physical_cores']} cores"),
+        *(
+            (
+                "device",
+                f"{d['name']} ({d['description']}), {d['type']}, {d['backend']}, "
+                f"{d['memory_free'] / 2**30:.1f} of {d['memory_total'] / 2**30:.1f} GiB free",
+            )
+            for d in system["devices"]
+        ),
+        ("hooks", ", ".join(hooks) or "none in this build"),
+        ("switches", " ".join(f"{k}={v}" for k, v in info["switches"].items()) or "none set"),
+        ("python", f"{info['python']} on {info['platform']}"),
+    ]
+    return "".join(f"{name + ':':<17}{harmless(str(value))}\n" for name, value in lines)
+
+
+def _in_force(options: dict[str, str]) -> dict[str, str]:
+    """Without the options of backends that were not built; the JSON has them all."""
+    left_out = tuple(f"{k}_" for k, v in options.items() if v == "OFF")
+    return {k: v for k, v in options.items() if not k.startswith(left_out)}
