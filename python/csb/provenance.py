@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
 import csb
@@ -39,11 +40,10 @@ def environment() -> dict[str, Any]:
 def _processor() -> dict[str, Any]:
     name = platform.processor() or platform.machine()
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    name = line.partition(":")[2].strip()
-                    break
+        for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
     except OSError:
         pass
     return {"name": name, "cores": os.cpu_count(), "physical_cores": physical_cores()}
@@ -58,10 +58,9 @@ def physical_cores() -> int:
     )
     siblings = set()
     for cpu in allowed:
-        path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
-            with open(path, encoding="ascii") as file:
-                siblings.add(file.read().strip())
+            siblings.add(path.read_text("ascii").strip())
         except OSError:
             siblings.add(str(cpu))
     return max(1, len(siblings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -66,10 +67,8 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _say(text: str) -> None:
-    try:
+    with contextlib.suppress(OSError):  # stderr may be closed: the exit code still tells
         click.echo(f"csb: {harmless(text)}", err=True)
-    except OSError:
-        pass  # stderr is closed: the exit code still tells
 
 
 def _run(arguments: list[str] | None) -> int:

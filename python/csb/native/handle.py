@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 from csb.errors import ArgumentError
 
@@ -28,7 +30,7 @@ class Handle:
         if pointer:
             self._close(pointer)
 
-    def __enter__(self) -> "Handle":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

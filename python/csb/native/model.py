@@ -6,6 +6,7 @@ import ctypes
 import functools
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,15 @@ class Model(Handle):
         """What csb_model_describe says: architecture, sizes in bytes, token ids, flags."""
         info: dict[str, Any] = json.loads(self._text("csb_model_describe") or "{}")
         return info
+
+    @property
+    def files(self) -> list[Path]:
+        """The file, or all parts of a split model in order."""
+        part = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", self.path.name)
+        if not part:
+            return [self.path]
+        stem, n = part[1], int(part[2])
+        return [self.path.with_name(f"{stem}-{i:05}-of-{n:05}.gguf") for i in range(1, n + 1)]
 
     @property
     def n_vocab(self) -> int:

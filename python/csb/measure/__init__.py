@@ -1,0 +1,1 @@
+"""Measuring: the only part above csb.native that decodes. What it returns is plain data."""

@@ -1,0 +1,187 @@
+"""Runs one comparison: AR trajectory, windows, both paths, controls."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from csb import cells
+from csb.errors import CsbError
+from csb.measure import controls, prefix, trajectory
+from csb.measure.memory import Memory
+from csb.measure.score import score
+from csb.native.context import Rows
+from csb.plan import ComparePlan, Window, windows
+
+Sink = Callable[[Window, cells.Cells, Rows, Rows], None]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Measurement:
+    """What a comparison saw, as plain data."""
+
+    trajectory: trajectory.Trajectory
+    prefix: prefix.PrefixRecord
+    controls: controls.Controls = field(default_factory=controls.Controls)
+    parts: list[cells.Cells] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    stopped: BaseException | None = None  # an interrupt or error; what came before it is here
+
+    @property
+    def cells(self) -> cells.Cells:
+        """All cells by window and offset, whatever order they were measured in."""
+        if not self.parts:
+            return cells.empty()
+        table = np.concatenate(self.parts)
+        return table[np.lexsort((table["j"], table["t"]))]
+
+
+def compare(
+    memory: Memory,
+    plan: ComparePlan,
+    prompt: list[int],
+    quantized: bool,
+    progress: Progress = lambda step, done, total: None,
+    sink: Sink = lambda window, table, single, block: None,
+) -> Measurement:
+    """Measures `plan` on the memory's context. progress(step, done, total); sink gets every
+    window's cells and rows as soon as they are there.
+
+    An interrupt or an error of the measurement does not raise: it ends in `stopped`, with all that
+    was measured before it.
+    """
+    plan.check(len(prompt), memory.context.value("n_batch"), memory.context.value("n_ctx_seq"))
+    prefix.refuse(plan.prefix, memory)
+    rows = np.empty((min(plan.width, plan.n_gen), memory.context.n_vocab), np.float32)
+    made = Measurement(trajectory.Trajectory(first_rows=rows), prefix.PrefixRecord(plan.prefix))
+    try:
+        _Run(memory, plan, prompt, quantized, progress, sink, made).run()
+    except (KeyboardInterrupt, CsbError) as error:
+        made.stopped = error
+    return made
+
+
+@dataclass
+class _Run:
+    memory: Memory
+    plan: ComparePlan
+    prompt: list[int]
+    quantized: bool
+    progress: Progress
+    sink: Sink
+    made: Measurement
+
+    def run(self) -> None:
+        context = self.memory.context
+        begin = time.perf_counter()
+        self.memory.prefill(self.prompt[:-1])
+        self.memory.rewind(len(self.prompt) - 1)
+        first = time.perf_counter()
+        decoded = context.decode_seconds
+        done = iter(range(1, self.plan.n_gen + 1))
+        trajectory.run(
+            self.memory,
+            self.prompt,
+            self.plan.n_gen,
+            self.made.trajectory,
+            lambda: self.progress("AR run", next(done), self.plan.n_gen),
+        )
+        ar_end = time.perf_counter()
+
+        ids = self.made.trajectory.ids
+        todo = windows(self.prompt, ids, self.plan.width, self.plan.stride)
+        walk = prefix.Walk(
+            memory=self.memory,
+            text=self.prompt + ids,
+            n_prompt=len(self.prompt),
+            windows=todo,
+            width=self.plan.width,
+            quantized=self.quantized,
+            token_seconds=(ar_end - first) / len(ids),
+            prefill_seconds=(first - begin) / max(1, len(self.prompt) - 1),
+            record=self.made.prefix,
+        )
+        count = itertools.count(1)
+        if self.plan.prefix == "incremental":  # while the AR run's memory is still there
+            for _ in self._incremental(walk):
+                self.progress("windows", next(count), len(todo))
+        control_seconds = self._first_window(todo[0])
+        self.progress("windows", next(count), len(todo))
+        if self.plan.prefix != "incremental":
+            for window in prefix.STRATEGIES[self.plan.prefix](walk, todo[1:]):
+                self._measure(window)
+                self.progress("windows", next(count), len(todo))
+        end = time.perf_counter()
+
+        probes = self.made.prefix.probe_seconds
+        span = end - first - probes
+        inside = context.decode_seconds - decoded - self.made.prefix.probe_decode_seconds
+        self.made.seconds |= {
+            "prefill": first - begin,
+            "ar": ar_end - first,
+            "controls": control_seconds,
+            "probes": probes,
+            "windows": end - ar_end - control_seconds - probes,
+            "span": span,
+            "decode": inside,
+            "own_share": (span - inside) / span,
+        }
+
+    def _first_window(self, window: Window) -> float:
+        """Window 0, always on a fresh prefill, and the controls on it; their seconds."""
+        self.memory.prefill(self.prompt[:-1])
+        single, block = self._measure(window)
+        begin = time.perf_counter()
+        self.made.controls = controls.run(self.memory, window, self.made.trajectory, single, block)
+        return time.perf_counter() - begin
+
+    def _rows(self, n: int) -> Rows:
+        return np.empty((n, self.memory.context.n_vocab), np.float32)
+
+    def _measure(self, window: Window) -> tuple[Rows, Rows]:
+        single = self._rows(len(window.inputs))
+        self.memory.rewind(window.prefix)
+        self.memory.single(window.inputs, window.prefix, single)
+        return single, self._block(window, single)
+
+    def _block(self, window: Window, single: Rows) -> Rows:
+        """The block path and the window's cells, given the single path's rows."""
+        block = self._rows(len(window.inputs))
+        self.memory.rewind(window.prefix)
+        self.memory.block(window.inputs, window.prefix, block)
+        table = score(
+            window,
+            self.made.trajectory.logits,
+            single,
+            block,
+            self.memory.ubatch_rows(len(window.inputs)),
+            self.plan.temperature,
+        )
+        self.made.parts.append(table)
+        self.sink(window, table, single, block)
+        return block
+
+    def _incremental(self, walk: prefix.Walk) -> Iterator[Window]:
+        """Every window but 0 on the AR run's own memory, cut back one by one. Each position
+        is decoded alone once more and must give the AR row's bits; the windows' single rows are
+        those: one decode serves every window that has the position."""
+        starts = {w.t: w for w in walk.windows[1:]}
+        ids, width = self.made.trajectory.ids, self.plan.width
+        ring = self._rows(width)
+        start = len(self.prompt) - 1
+        equal = True
+        for p in reversed(range(1, len(ids))):
+            self.memory.rewind(start + p)
+            slot = ring[p % width : p % width + 1]
+            self.memory.single([walk.text[start + p]], start + p, slot)
+            equal = equal and trajectory.digest(slot) == self.made.trajectory.digests[p]
+            self.made.controls.incremental_equal = equal
+            if window := starts.get(p):
+                order = [q % width for q in range(p, p + len(window.inputs))]
+                self._block(window, ring[order])
+                yield window

@@ -1,0 +1,83 @@
+"""The controls of every run: one pair that must be equal, one that must not.
+
+They run on window 0, whose prefix is always prefilled afresh, so its single path replays the AR
+run's graph whatever the prefix strategy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from csb.measure.memory import Memory, same_bits
+from csb.measure.trajectory import Trajectory
+from csb.native.context import Rows
+from csb.plan import Window
+
+
+@dataclass
+class Controls:
+    """What was seen; None: did not run."""
+
+    ar_equal: bool | None = None  # window 0's single rows have the AR run's bits
+    repeat_equal: bool | None = None  # window 0's single and block path twice: same bits
+    token_differs: bool | None = None  # one changed input token changes both paths' row
+    incremental_equal: bool | None = None  # --prefix incremental: every single row is the AR row
+    one_row_equal: bool | None = None  # windows that ran the single graph twice have its bits
+    noise: dict[str, Any] = field(default_factory=dict)  # of the pairs that should be equal
+
+    @property
+    def failed(self) -> list[str]:
+        return [name for name, value in asdict(self).items() if name != "noise" and value is False]
+
+    @property
+    def complete(self) -> bool:
+        return None not in (self.ar_equal, self.repeat_equal, self.token_differs)
+
+    @property
+    def ok(self) -> bool:
+        return self.complete and not self.failed
+
+
+def difference(a: Rows, b: Rows) -> dict[str, Any]:
+    """The size of a difference that should not be."""
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(a.astype(np.float64) - b)
+    return {
+        "n_diff": int(np.count_nonzero(a.view(np.uint32) != b.view(np.uint32))),
+        "n": int(a.size),
+        "max_abs": None if np.isnan(gap).any() else float(gap.max(initial=0.0)),
+    }
+
+
+def run(
+    memory: Memory, window: Window, trajectory: Trajectory, single: Rows, block: Rows
+) -> Controls:
+    """Checks window 0's rows, already measured, against the AR run and against a second time."""
+    seen = Controls()
+    pairs = {"ar_equal": (single, trajectory.first_rows[: len(single)])}
+    again = np.empty_like(single)
+    memory.rewind(window.prefix)
+    pairs["repeat_equal"] = (single, memory.single(window.inputs, window.prefix, again))
+    memory.rewind(window.prefix)
+    again_block = memory.block(window.inputs, window.prefix, np.empty_like(block))
+    seen.ar_equal = same_bits(*pairs["ar_equal"])
+    seen.repeat_equal = same_bits(*pairs["repeat_equal"]) and same_bits(block, again_block)
+    for name, (a, b) in pairs.items():
+        if not same_bits(a, b):
+            seen.noise[name] = difference(a, b)
+    if not same_bits(block, again_block):
+        seen.noise["repeat_block_equal"] = difference(block, again_block)
+
+    other = (window.inputs[0] + 1) % memory.context.n_vocab
+    changed = (other, *window.inputs[1:])
+    memory.rewind(window.prefix)
+    changed_block = memory.block(changed, window.prefix, np.empty_like(block))
+    memory.rewind(window.prefix)
+    changed_single = memory.single(changed[:1], window.prefix, np.empty_like(single[:1]))
+    seen.token_differs = not same_bits(changed_block[:1], block[:1]) and not same_bits(
+        changed_single, single[:1]
+    )
+    return seen

@@ -1,0 +1,106 @@
+"""When one shared prefill may stand for fresh ones: the evidence behind `--prefix auto`.
+
+What can differ between a fresh prefill of L tokens and a longer one cut back to L is the last
+ubatch: it has r rows in the fresh one and R in the shared one, and kernels depend on their number.
+So at probed lengths the memory's bytes are compared, and a window is shared only if its r lies
+between two probed equal r of the same class with no unequal one between them. r = 1 counts only if
+probed itself. With flash attention r < 64 and r >= 64 are classes of their own, and so is each R.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from csb.measure.memory import Memory
+
+TILE = 64  # rows from which flash attention takes its tiled kernel on CPU (GGML_FA_TILE_Q)
+CONSECUTIVE = 8  # lengths in a row among the probes: kernels treat remainders of 4 and 8 apart
+FEWEST, MOST = 12, 20
+LIMIT = 0.15  # of the run's time, for probes and controls together
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """The last ubatch of a prefix: its rows when fresh (r), in the shared prefill (R), class."""
+
+    group: tuple[int, bool]  # R and, with flash attention, whether r reaches the tiled kernel
+    r: int
+
+
+def shape_of(length: int, total: int, n_batch: int, n_ubatch: int, flash: bool) -> Shape:
+    """How a prefix of `length` tokens ends, and what held its last token in a prefill of total."""
+    in_batch = (length - 1) % n_batch
+    r = in_batch % n_ubatch + 1
+    batch_start = length - 1 - in_batch
+    ubatch_start = batch_start + in_batch // n_ubatch * n_ubatch
+    batch_end = min(total, batch_start + n_batch)
+    return Shape((min(n_ubatch, batch_end - ubatch_start), flash and r >= TILE), r)
+
+
+def choose(lengths: Sequence[int], shapes: dict[int, Shape], budget: float) -> list[int]:
+    """Lengths to probe, FEWEST to MOST of them and at most `budget` tokens; [] if that can't be.
+
+    For each class the smallest and the largest r that the windows have, and r = 1; a run of
+    consecutive r from the small end of the largest class; then more, spread evenly. For each r the
+    shortest prefix that has it, where prefill is cheapest.
+    """
+    cheapest = {shapes[length]: length for length in sorted(shapes, reverse=True)}
+    classes: dict[tuple[int, bool], set[int]] = {}
+    for length in lengths:
+        classes.setdefault(shapes[length].group, set()).add(shapes[length].r)
+    largest = max(classes, key=lambda group: len(classes[group]))
+    span = sorted(classes[largest] - {1})
+
+    must: list[Shape] = []
+    for group, rs in classes.items():
+        inner = sorted(rs - {1})
+        must += [Shape(group, r) for r in [1] * (1 in rs) + inner[:1] + inner[-1:]]
+    must += [Shape(largest, r) for r in span[:CONSECUTIVE]]
+    spread = [
+        Shape(largest, span[len(span) * k // parts])
+        for parts in (2, 4, 8, 16)
+        for k in range(1, parts, 2)
+        if span
+    ]
+    chosen: dict[int, None] = {cheapest[shape]: None for shape in must}  # an ordered set
+    for shape in spread:
+        if len(chosen) < FEWEST or sum(chosen) + cheapest[shape] <= budget:
+            chosen[cheapest[shape]] = None
+        if len(chosen) == MOST:
+            break
+    enough = FEWEST <= len(chosen) <= MOST and sum(chosen) <= budget
+    return sorted(chosen) if enough else []
+
+
+def shareable(shape: Shape, equal: dict[Shape, bool]) -> bool:
+    """Whether a window that ends like this may use the shared memory."""
+    if shape in equal or shape.r == 1:
+        return equal.get(shape, False)
+    same = {s.r: ok for s, ok in equal.items() if s.group == shape.group and s.r > 1}
+    below = max((r for r in same if r < shape.r), default=None)
+    above = min((r for r in same if r > shape.r), default=None)
+    return below is not None and above is not None and same[below] and same[above]
+
+
+def state_digest(memory: Memory) -> bytes:
+    return hashlib.blake2b(memory.context.save().data, digest_size=16).digest()
+
+
+def probe(memory: Memory, text: Sequence[int], lengths: Sequence[int]) -> dict[int, bool]:
+    """{length: its fresh prefill's bytes are the shared one's}. `text` is the shared prefix.
+
+    Ends with the memory holding `text`, prefilled once more: the caller walks down from there.
+    """
+    fresh = {}
+    for length in lengths:
+        memory.prefill(text[:length])
+        fresh[length] = state_digest(memory)
+    memory.prefill(text)
+    shared = {}
+    for length in sorted(lengths, reverse=True):
+        memory.rewind(length)
+        shared[length] = state_digest(memory)
+    memory.prefill(text)
+    return {length: fresh[length] == shared[length] for length in lengths}

@@ -1,0 +1,84 @@
+"""The prefix memory: how it is filled, and how each path finds it bit for bit the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from csb.errors import InvalidMeasurement
+from csb.native.context import Context, Rows
+
+
+class Memory:
+    """Sequence 0 of a context.
+
+    Plain attention memories are cut back to the prefix. Those that can't be (recurrent, hybrid)
+    or whose layout changes when they are (a sliding-window ring) are restored from the state saved
+    right after the prefill, before every path, the first included: a restored ring is laid out
+    otherwise than one that never was.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.kind: str = context.value("memory")
+        self.cuts_back = self.kind == "attention" or (
+            self.kind == "sliding_window" and bool(context.value("swa_full"))
+        )
+        self._state: npt.NDArray[np.uint8] | None = None
+
+    def wipe(self) -> None:
+        if not self.context.remove(0):
+            raise InvalidMeasurement("llama.cpp could not empty its memory")
+        self._state = None
+
+    def extend(self, tokens: Sequence[int], start: int, rows: int) -> None:
+        """Decodes tokens from position `start` on in calls of `rows`, no logits wanted."""
+        for i in range(0, len(tokens), rows):
+            self.context.decode(tokens[i : i + rows], start + i, outputs=False)
+
+    def prefill(self, prefix: Sequence[int]) -> None:
+        """An empty memory, filled with the prefix in calls of n_batch tokens."""
+        self.wipe()
+        self.extend(prefix, 0, self.context.value("n_batch"))
+        if not self.cuts_back and prefix:
+            self._state = self.context.save()
+
+    def rewind(self, length: int) -> None:
+        """The memory as it was with `length` tokens in it, and proof that it ends there."""
+        if not self.cuts_back:
+            if self._state is None:
+                self.wipe()
+            else:
+                self.context.restore(self._state)
+        elif self.context.bounds()[1] >= length and not self.context.remove(length):
+            raise InvalidMeasurement("llama.cpp could not cut its memory back")
+        last = self.context.bounds()[1]
+        if last != length - 1:
+            raise InvalidMeasurement(
+                f"the memory ends at position {last}, not at {length - 1}: stale or missing state"
+            )
+
+    def single(self, inputs: Sequence[int], start: int, out: Rows) -> Rows:
+        """The inputs one per decode; out float32 [len(inputs), n_vocab]."""
+        for k, token in enumerate(inputs):
+            self.context.decode([token], start + k)
+            self.context.logits([0], out[k : k + 1])
+        return out
+
+    def block(self, inputs: Sequence[int], start: int, out: Rows) -> Rows:
+        """The inputs in one decode, every row an output; out float32 [len(inputs), n_vocab]."""
+        self.context.decode(inputs, start)
+        return self.context.logits(range(len(inputs)), out)
+
+    def ubatch_rows(self, n: int) -> list[int]:
+        """Rows of the ubatch that computes each row of an n-token call: llama.cpp splits a call of
+        one sequence into ubatches of n_ubatch tokens in order."""
+        size = int(self.context.value("n_ubatch"))
+        return [min(size, n - i // size * size) for i in range(n)]
+
+
+def same_bits(a: Rows, b: Rows) -> bool:
+    """Equal means equal bits: 0.0 is not -0.0, and a NaN is equal to the same NaN."""
+    return a.shape == b.shape and bool(np.array_equal(a.view(np.uint32), b.view(np.uint32)))

@@ -1,0 +1,137 @@
+"""Opens what a plan names, and says what it became."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from csb.errors import ArgumentError
+from csb.measure.memory import Memory
+from csb.models.hashing import sha256_file
+from csb.native.context import Context
+from csb.native.library import system_info
+from csb.native.model import Model
+from csb.plan import ContextPlan, ModelPlan
+from csb.provenance import environment
+
+PLAIN = {"f32", "f16", "bf16"}  # types whose values are not quantized in blocks
+
+
+@dataclass
+class Session:
+    """A model, a context on it, and the seconds it took to get them."""
+
+    model: Model
+    context: Context
+    plan: ModelPlan
+    asked: ContextPlan
+    load_seconds: float
+
+    @property
+    def memory(self) -> Memory:
+        return Memory(self.context)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether weights or cache hold quantized blocks, which absorb small differences."""
+        used = set(self.model.info["tensor_types"])
+        used |= {
+            self.context.value(t) for t in ("type_k", "type_v") if t in self.context.parameters
+        }
+        return not used <= PLAIN
+
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """Every parameter with the value it became and where that was read: a public getter, the
+        library's own structures, or `asked` where neither tells."""
+        asked = {
+            "n_gpu_layers": self.plan.n_gpu_layers,
+            "split_mode": self.plan.split_mode,
+            "main_gpu": self.plan.main_gpu,
+            "tensor_split": self.plan.tensor_split,
+            "use_extra_bufts": self.plan.repack,
+            "use_mmap": self.plan.mmap,
+            "swa_full": self.asked.swa_full,
+            "type_k": self.asked.type_k,
+            "type_v": self.asked.type_v,
+        }
+        known = {name: {"value": v, "source": "asked"} for name, v in asked.items()}
+        known["devices"] = {"value": self.model.info["devices"], "source": "getter"}
+        return known | self.context.parameters
+
+    def provenance(self) -> dict[str, Any]:
+        begin = time.perf_counter()
+        files = [
+            {"path": str(path), "size": path.stat().st_size, "sha256": sha256_file(path)}
+            for path in self.model.files
+        ]
+        info = self.model.info
+        return {
+            **environment(),
+            "model": {
+                "files": files,
+                **{
+                    key: info[key]
+                    for key in (
+                        "architecture",
+                        "description",
+                        "type",
+                        "size",
+                        "n_params",
+                        "n_layer",
+                        "n_vocab",
+                        "tensor_types",
+                    )
+                },
+            },
+            "parameters": self.parameters(),
+            "hash_seconds": time.perf_counter() - begin,
+        }
+
+
+def check_devices(devices: str | None) -> None:
+    """Before a model is loaded for nothing."""
+    if devices and devices != "none":
+        known = [d["name"] for d in system_info()["devices"]]
+        for name in devices.split(","):
+            if name not in known:
+                raise ArgumentError(
+                    f"-dev {devices}: there is no device {name}; here are {', '.join(known)} "
+                    "(or none)"
+                )
+
+
+@contextlib.contextmanager
+def open_session(model_plan: ModelPlan, context_plan: ContextPlan) -> Iterator[Session]:
+    check_devices(model_plan.devices)
+    begin = time.perf_counter()
+    with (
+        Model(
+            os.fspath(model_plan.path),
+            n_gpu_layers=model_plan.n_gpu_layers,
+            devices=model_plan.devices,
+            split_mode=model_plan.split_mode,
+            main_gpu=model_plan.main_gpu,
+            tensor_split=model_plan.tensor_split,
+            use_extra_bufts=model_plan.repack,
+            use_mmap=model_plan.mmap,
+        ) as model,
+        Context(
+            model,
+            n_ctx=context_plan.n_ctx,
+            n_batch=context_plan.n_batch,
+            n_ubatch=context_plan.n_ubatch,
+            n_threads=context_plan.n_threads,
+            n_threads_batch=context_plan.n_threads_batch,
+            flash_attn=context_plan.flash_attn,
+            type_k=context_plan.type_k,
+            type_v=context_plan.type_v,
+            offload_kqv=context_plan.offload_kqv,
+            op_offload=context_plan.op_offload,
+            swa_full=context_plan.swa_full,
+        ) as context,
+    ):
+        yield Session(model, context, model_plan, context_plan, time.perf_counter() - begin)

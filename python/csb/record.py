@@ -1,0 +1,156 @@
+"""The record of a comparison: the JSON that is saved, and what text is rendered from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from csb import cells, statistics, verdict
+from csb.errors import FileError
+from csb.measure.compare import Measurement
+from csb.plan import ComparePlan
+from csb.prompt.resolve import Prompt
+from csb.render.text import harmless
+
+SCHEMA = {"name": "csb.compare", "version": 1}
+Record = dict[str, Any]
+
+
+def build(
+    plan: ComparePlan,
+    prompt: Prompt,
+    provenance: dict[str, Any],
+    measured: Measurement,
+    piece: Callable[[int], bytes],
+    seconds: dict[str, float],
+) -> Record:
+    """The seed's keys and csb's. `piece` gives a token's bytes."""
+    table = measured.cells
+    measured.controls.one_row_equal = statistics.unequal_one_row(table) == 0
+    controls = {
+        **asdict(measured.controls),
+        "failed": measured.controls.failed,
+        "complete": measured.controls.complete,
+    }
+    summary = statistics.summarise(table, plan.decided)
+    complete = measured.stopped is None
+    outcome = verdict.judge(summary, controls, complete)
+    ar = measured.trajectory
+    return {
+        **head(plan, prompt, provenance),
+        "complete": complete,
+        "outcome": outcome.value,
+        "verdict": verdict.line(outcome, summary, controls),
+        "n_gen": len(ar.ids),
+        "ended": ar.ended,
+        "ar": [{"id": i, "logit": logit} for i, logit in zip(ar.ids, ar.logits, strict=False)],
+        "n_flips": summary["n_flips"],
+        "n_flip_positions": summary["n_flip_positions"],
+        "flips_by_class": summary["flips_by_class"],
+        "flips": _flips(table, statistics.classify(table, plan.decided)),
+        "stats": statistics.pairwise(table),
+        "summary": summary,
+        "controls": controls,
+        "prefix": measured.prefix.to_json(),
+        "seconds": {**seconds, **measured.seconds},
+        "pieces": _pieces(table, ar.ids, piece),
+        "cells": cells.to_json(table),
+    }
+
+
+def head(plan: ComparePlan, prompt: Prompt, provenance: dict[str, Any]) -> Record:
+    """What is known before the first decode."""
+    value = {name: p["value"] for name, p in provenance["parameters"].items()}
+    return {
+        "schema": SCHEMA,
+        "prompt": prompt.text,
+        "prompt_tokens": prompt.tokens,
+        "block_width": plan.width,
+        "config": {
+            "model": str(plan.model.path),
+            "model_name": plan.model.name,
+            "flash_attn": value["flash_attn"],
+            "n_gpu_layers": value["n_gpu_layers"],
+            "n_threads": value["n_threads"],
+            "n_threads_batch": value["n_threads_batch"],
+            "n_batch": value["n_batch"],
+            "n_ubatch": value["n_ubatch"],
+            "n_ctx": value["n_ctx"],
+            "type_k": value["type_k"],
+            "type_v": value["type_v"],
+            "n_gen": plan.n_gen,
+            "stride": plan.stride,
+            "prefix": plan.prefix,
+            "temperature": plan.temperature,
+            "decided": plan.decided,
+            "repack": plan.model.repack,
+            **prompt.to_json(),
+        },
+        "provenance": provenance,
+    }
+
+
+def _flips(table: cells.Cells, classes: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "t": cells.number(cell["t"]),
+            "j": cells.number(cell["j"]),
+            "pos": cells.number(cell["pos"]),
+            "single_id": cells.number(cell["amax_s"]),
+            "block_id": cells.number(cell["amax_b"]),
+            "l_single_max": cells.number(cell["lmax_s"]),
+            "l_block_max": cells.number(cell["lmax_b"]),
+            "l_s": cells.number(cell["l_s"]),
+            "l_b": cells.number(cell["l_b"]),
+            "ar_id": cells.number(cell["id"]),
+            "margin": cells.number(cell["margin_s"]),
+            "crossed": cells.number(cell["crossed"]),
+            "class": str(name) or "one_row",
+        }
+        for cell, name in zip(table, classes, strict=True)
+        if cell["amax_s"] != cell["amax_b"]
+    ]
+
+
+def _pieces(table: cells.Cells, ids: list[int], piece: Callable[[int], bytes]) -> dict[str, str]:
+    """Texts of the tokens that the record names, so that it can be read without the model."""
+    named = {*ids, *map(int, table["amax_s"]), *map(int, table["amax_b"])}
+    return {str(i): harmless(piece(i)) for i in sorted(named) if i >= 0}
+
+
+def dumps(record: Record) -> str:
+    """One line per element of the long lists: readable, and no longer than need be."""
+    long = {"ar", "cells", "flips"}
+    parts = []
+    for key, value in record.items():
+        if key in long and value and isinstance(value, list):
+            items = ",\n".join("  " + compact(v) for v in value)
+            parts.append(f" {compact(key)}: [\n{items}\n ]")
+        else:
+            parts.append(f" {compact(key)}: {compact(value)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def load(path: Path) -> Record:
+    """A saved comparison. FileError if it is no JSON, or of another schema or version."""
+    try:
+        record: Record = json.loads(path.read_text("utf-8"))
+        schema = record["schema"]
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise FileError(f"{path}: is no record of csb compare") from error
+    if schema != SCHEMA:
+        raise FileError(
+            f"{path}: has schema {schema}, this csb reads {SCHEMA['name']} {SCHEMA['version']}"
+        )
+    return record

@@ -1,0 +1,217 @@
+"""A comparison's record as text: the seed's lines in the seed's order, then csb's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from csb.render.text import harmless
+from csb.statistics import CLASSES
+
+Record = dict[str, Any]
+PAIRS = {
+    "l_ar-l_single": "l_ar - l_single",
+    "l_ar-l_block": "l_ar - l_block",
+    "l_single-l_block": "l_single - l_block (dlogit)",
+}
+
+
+def render(record: Record, full: bool = False) -> str:
+    lines = [*_config(record), "", *_pairs(record), "", *_flips(record)]
+    if full:
+        lines += ["", *_trajectory(record), "", *_band(record), "", *_cells(record)]
+    lines += ["", *_more(record), record["verdict"]]
+    return "\n".join(lines) + "\n"
+
+
+def _config(record: Record) -> Iterator[str]:
+    c, p = record["config"], record["provenance"]
+    flash = "on" if c["flash_attn"] else "off"
+    devices = p["parameters"]["devices"]["value"] or ["CPU"]
+    name = c["model_name"] or p["model"]["description"]
+    yield "--- run config ---"
+    yield f"flash_attn: {int(c['flash_attn'])}"
+    yield f"n_gpu_layers: {c['n_gpu_layers']}"
+    yield f"n_threads: {c['n_threads']} / batch: {c['n_threads_batch']}"
+    yield f"n_batch: {c['n_batch']} / n_ubatch: {c['n_ubatch']}"
+    yield f"block_width: {record['block_width']}"
+    yield f"prompt_tokens: {len(record['prompt_tokens'])}"
+    yield f"n_gen: {record['n_gen']}"
+    yield (
+        f"model: {harmless(name)}    backend: {','.join(devices)}  fa={flash}  "
+        f"t={c['n_threads']}  W={record['block_width']}"
+    )
+    yield "------------------"
+
+
+def _pairs(record: Record) -> Iterator[str]:
+    stats = record["stats"]
+    yield (f"=== pairwise logit-diff statistics (n={stats['l_single-l_block']['n']} cells) ===")
+    yield f"{'pair':<28}{'mean':>13}{'var':>13}{'mean|d|':>13}{'var|d|':>13}"
+    for key, name in PAIRS.items():
+        s = stats[key]
+        columns = (
+            f"{_number(s['mean'], '+.6f'):>13}{_number(s['var'], '.6f'):>13}"
+            f"{_number(s['abs_mean'], '.6f'):>13}{_number(s['abs_var'], '.6f'):>13}"
+        )
+        yield f"{name:<28}{columns}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "nan" if value is None else format(value, form)
+
+
+def _flips(record: Record) -> Iterator[str]:
+    yield (
+        f"summary: tokens={record['n_gen']} checked={len(record['cells'])} "
+        f"flips={record['n_flips']} cells across {record['n_flip_positions']} positions"
+    )
+
+    def token(i: int) -> str:
+        return f"{i:>6}('{record['pieces'].get(str(i), '')}')"
+
+    for f in record["flips"]:
+        yield f"FLIP at pos={f['pos']} (window t={f['t']}, block offset j={f['j']}):"
+        yield (
+            f"  single argmax={token(f['single_id'])} l={f['l_single_max']:.4f} | "
+            f"block argmax={token(f['block_id'])} l={f['l_block_max']:.4f}"
+        )
+        yield (
+            f"  AR token={token(f['ar_id'])} l_s={f['l_s']:.4f} l_b={f['l_b']:.4f} "
+            f"dlogit={f['l_s'] - f['l_b']:+.4f}"
+        )
+        if f["single_id"] != f["ar_id"]:
+            yield (
+                "  note: single-path argmax also deviates from the AR trajectory: "
+                "prefill-vs-incremental drift, not a block effect"
+            )
+
+
+def _more(record: Record) -> Iterator[str]:
+    s, p = record["summary"], record["prefix"]
+    q = s["quantiles"]
+    one_row = f", {s['n_one_row']} one-row cells left out" if s["n_one_row"] else ""
+    yield f"compared: {s['n_compared']} cells, {s['n_equal']} of them equal in every bit{one_row}"
+    for key, name in (
+        ("abs_gap", "|gap|"),
+        ("abs_pair_gap", "|pair gap|"),
+        ("margin", "margin"),
+    ):
+        yield f"{name + ':':<12}" + "  ".join(
+            f"{_quantile(k)} {_number(v, '.4g')}" for k, v in q[key].items()
+        )
+    near = s["near_tie_limit"]
+    yield (
+        f"near ties: {_share(s['n_near_ties'], s['n_compared'])} have a margin under {near:.4g}, "
+        "the 95th percentile of |pair gap|"
+    )
+    classes = s["flips_by_class"]
+    yield "flips by class: " + ", ".join(f"{c.replace('_', ' ')} {classes[c]}" for c in CLASSES)
+    yield (
+        f"distributions: mean KL {_number(s['mean_kl'], '.3g')} nats, total variation mean "
+        f"{_number(s['mean_tv'], '.3g')} largest {_number(s['max_tv'], '.3g')} at temperature "
+        f"{record['config']['temperature']:g}; mean NLL block - single "
+        f"{_number(s['mean_nll_difference'], '+.3g')} nats"
+    )
+    yield f"prefix: {_prefix(p)}"
+    yield f"controls: {_controls(record['controls'])}"
+    if record["complete"]:
+        t = record["seconds"]
+        yield (
+            f"time: {t['span']:.1f} s from the first AR decode to the last cell, csb's own share "
+            f"{100 * t['own_share']:.1f} %; apart from it load {t['load']:.1f} s, "
+            f"probes {t['probes']:.1f} s"
+        )
+    yield from _bound(record)
+
+
+def _quantile(key: str) -> str:
+    return {"0.5": "median", "1.0": "max"}.get(key, f"{100 * float(key):g} %")
+
+
+def _share(n: int, of: int) -> str:
+    return f"{n} of {of} cells" + (f" ({100 * n / of:.1f} %)" if of else "")
+
+
+def _prefix(p: Record) -> str:
+    asked = p["asked"]
+    parts = []
+    if p["shared"]:
+        what = "blocks written once" if asked == "block" else "one shared prefill"
+        parts.append(f"{p['shared']} windows on {what}")
+    if p["reprefilled"]:
+        parts.append(f"{p['reprefilled']} re-prefilled")
+    text = f"{asked}: window 0 fresh" + "".join(f", {part}" for part in parts)
+    if asked == "incremental":
+        text = "incremental: the AR run's own memory, window 0 fresh"
+    if p["probes"]:
+        text += f"; equal at {len(p['equal'])} of {len(p['probes'])} probed lengths"
+    if p["reason"] and p["reprefilled"]:
+        text += f" ({p['reason']})"
+    if p["short_from"] is not None:
+        text += f"; the last call was shorter, from position {p['short_from']} on"
+    return text
+
+
+def _controls(c: Record) -> str:
+    said = {
+        "ar_equal": ("window 0 has the AR run's bits", "window 0 has NOT the AR run's bits"),
+        "repeat_equal": ("a second time has the same bits", "a second time has NOT the same bits"),
+        "token_differs": ("another token changes them", "another token does NOT change them"),
+        "incremental_equal": (
+            "every single row has the AR run's bits",
+            "NOT every single row has the AR run's bits",
+        ),
+        "one_row_equal": ("", "windows of one-row calls have NOT the same bits"),
+    }
+    parts = [said[name][not c[name]] for name in said if c[name] is not None]
+    for name, size in c["noise"].items():
+        worst = "NaN" if size["max_abs"] is None else f"{size['max_abs']:.3g}"
+        parts.append(f"{name}: {size['n_diff']} of {size['n']} logits differ, at most {worst}")
+    return "; ".join(filter(None, parts)) or "did not run"
+
+
+def _bound(record: Record) -> Iterator[str]:
+    s = record["summary"]
+    n = s["n_positions"]
+    if s["bound"] is None or not n:
+        return
+    yield (
+        f"bound: 0 flips at {n} positions of 1 prompt; if positions were independent draws, "
+        f"under {100 * s['bound']:.3g} % with 95 % confidence. Positions of one text are not "
+        "independent, so the true bound is looser; other prompts and lengths are not covered"
+    )
+
+
+def _trajectory(record: Record) -> Iterator[str]:
+    yield "=== AR trajectory ==="
+    for p, a in enumerate(record["ar"]):
+        text = record["pieces"].get(str(a["id"]), "")
+        yield f"{p:>5} {a['id']:>7} {a['logit']:>12.6f}  '{text}'"
+
+
+def _band(record: Record) -> Iterator[str]:
+    """Rows are positions, columns offsets: a diagonal of the band is one window."""
+    width = record["block_width"]
+    by_place = {(c["pos"], c["j"]): c["dlogit"] for c in record["cells"]}
+    yield "=== dlogit by position and block offset ==="
+    yield f"{'pos':>5}" + "".join(f"{f'j={j}':>11}" for j in range(width))
+    for p in sorted({c["pos"] for c in record["cells"]}):
+        row = (by_place.get((p, j), "") for j in range(width))
+        yield f"{p:>5}" + "".join(
+            f"{'':>11}" if v == "" else f"{_number(v, '+.6f'):>11}" for v in row
+        )
+
+
+def _cells(record: Record) -> Iterator[str]:
+    yield "=== cells ==="
+    columns = (
+        ("t", "d", 5), ("j", "d", 3), ("pos", "d", 5), ("l_s", ".6f", 12), ("l_b", ".6f", 12),
+        ("dlogit", "+.6f", 11), ("margin_s", ".6f", 11), ("pair_gap", "+.6f", 11),
+        ("p_s", ".6f", 9), ("p_b", ".6f", 9), ("kl", ".2e", 10), ("tv", ".2e", 10),
+        ("max_abs", ".2e", 10), ("n_diff", "d", 8), ("rank_s", "d", 7), ("rank_b", "d", 7),
+        ("ubatch_rows", "d", 12),
+    )  # fmt: skip
+    yield "".join(f"{name:>{width}}" for name, _, width in columns)
+    for cell in record["cells"]:
+        yield "".join(f"{_number(cell[name], form):>{w}}" for name, form, w in columns)

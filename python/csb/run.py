@@ -1,0 +1,90 @@
+"""A whole comparison, from plan to saved record: what `csb compare` calls."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from csb import cells, record
+from csb.errors import FileError
+from csb.measure.compare import Measurement, Sink, compare
+from csb.measure.session import open_session
+from csb.native import net
+from csb.native.context import Rows
+from csb.plan import ComparePlan, Window
+from csb.prompt.resolve import resolve
+from csb.render.progress import Steps
+from csb.render.text import harmless
+from csb.save_logits import LogitsFile
+
+
+def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, Any]:
+    """Opens, measures, builds the record and writes it to json_path ("-": stdout).
+
+    An interrupt ends in a record with `complete` false; an error raises after it was written.
+    """
+    with open_session(plan.model, plan.context) as session:
+        prompt = resolve(plan.prompt, session.model)
+        for note in prompt.notes:
+            click.echo(f"csb: {note}", err=True)
+        memory = session.memory
+        plan.check(
+            len(prompt.tokens), session.context.value("n_batch"), session.context.value("n_ctx_seq")
+        )
+        provenance = session.provenance()
+        seconds = {"load": session.load_seconds, "hash": provenance.pop("hash_seconds")}
+        with (
+            _net(json_path, record.head(plan, prompt, provenance)) as keep,
+            LogitsFile(plan.save_logits, prompt.tokens) as logits,
+            Steps() as steps,
+        ):
+
+            def sink(window: Window, table: cells.Cells, single: Rows, block: Rows) -> None:
+                keep(window, table, single, block)
+                logits.add(window, single, block)
+
+            measured = compare(memory, plan, prompt.tokens, session.quantized, steps, sink)
+        made = record.build(plan, prompt, provenance, measured, _piece(session.model), seconds)
+    _write(made, json_path)
+    _raise_error(measured)
+    return made
+
+
+def _raise_error(measured: Measurement) -> None:
+    if measured.stopped is not None and not isinstance(measured.stopped, KeyboardInterrupt):
+        raise measured.stopped
+
+
+def _piece(model: Any) -> Any:
+    return model.piece if model.info["has_tokenizer"] else lambda token: b""
+
+
+@contextlib.contextmanager
+def _net(json_path: str | None, head: dict[str, Any]) -> Iterator[Sink]:
+    """If llama.cpp aborts, the cells measured so far are written to json_path all the same."""
+    if json_path is None:
+        yield lambda window, table, single, block: None
+        return
+    unfinished = {**head, "complete": False, "outcome": "aborted", "cells": "CELLS"}
+    before, after = record.dumps(unfinished).split('"CELLS"')
+    net.arm(json_path, f"{before}[", f"]{after}")
+    try:
+        yield lambda window, table, single, block: net.append(
+            ",".join(record.compact(c) for c in cells.to_json(table))
+        )
+    finally:
+        net.disarm()
+
+
+def _write(made: dict[str, Any], json_path: str | None) -> None:
+    if json_path == "-":
+        click.echo(record.dumps(made), nl=False)
+    elif json_path is not None:
+        try:
+            Path(json_path).write_text(record.dumps(made), "utf-8")
+        except OSError as error:
+            raise FileError(f"--json {harmless(json_path)}: {error.strerror}") from error

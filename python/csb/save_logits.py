@@ -1,0 +1,47 @@
+"""`--save-logits`: every row of both paths in one npz, written window by window."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from csb.native.context import Rows
+from csb.plan import Window
+
+
+class LogitsFile:
+    """Arrays prompt_tokens, and for each window t: inputs_T, single_T, block_T (float32 [rows,
+    n_vocab]), T of five digits. Written as they come, so memory does not grow with the run."""
+
+    def __init__(self, path: Path | None, prompt: Sequence[int]) -> None:
+        self._path, self._prompt = path, prompt
+        self._zip: zipfile.ZipFile | None = None
+
+    def __enter__(self) -> LogitsFile:
+        if self._path is not None:
+            self._zip = zipfile.ZipFile(self._path, "w", allowZip64=True)
+            self._put("prompt_tokens", np.asarray(self._prompt, np.int32))
+        return self
+
+    def _put(self, name: str, array: np.ndarray) -> None:
+        if self._zip is not None:
+            with self._zip.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+
+    def add(self, window: Window, single: Rows, block: Rows) -> None:
+        self._put(f"inputs_{window.t:05}", np.asarray(window.inputs, np.int32))
+        self._put(f"single_{window.t:05}", single)
+        self._put(f"block_{window.t:05}", block)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._zip is not None:
+            self._zip.close()
