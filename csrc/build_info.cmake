@@ -44,6 +44,7 @@ _set(build_type "${CMAKE_BUILD_TYPE}")
 _set(system "${CMAKE_SYSTEM_NAME} ${CMAKE_SYSTEM_PROCESSOR}")
 string(REPLACE ";" " " _flags "${_cpu_flags}")
 _set(cpu_flags "${_flags}")
+_set(amx_left_out "${CSB_AMX_LEFT_OUT}")
 
 string(JSON _build SET "${_build}" cpu_features "[]")
 set(_n 0)

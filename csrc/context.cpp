@@ -67,9 +67,9 @@ void check_positions(const llama_context * context, int32_t n_tokens, const int3
     }
 }
 
-void check_seq(const csb_context & c, int32_t seq_id) {
-    csb::check(seq_id >= 0 && seq_id < static_cast<int32_t>(llama_n_seq_max(c.context.get())),
-               "seq_id", seq_id, "must be from 0 to n_seq_max - 1");
+void check_seq(const llama_context * context, int32_t seq_id) {
+    csb::check(seq_id >= 0 && seq_id < static_cast<int32_t>(llama_n_seq_max(context)), "seq_id",
+               seq_id, "must be from 0 to n_seq_max - 1");
 }
 
 int64_t now_ns() {
@@ -77,6 +77,13 @@ int64_t now_ns() {
                std::chrono::steady_clock::now().time_since_epoch())
         .count();
 }
+
+// Also off again when llama_decode throws.
+struct running_flag {
+    explicit running_flag(csb_context & context) : c(context) { c.running = true; }
+    ~running_flag() { c.running = false; }
+    csb_context & c;
+};
 
 bool is_cancelled(void * data) {
     return static_cast<csb_context *>(data)->cancelled.load(std::memory_order_relaxed);
@@ -112,10 +119,15 @@ int32_t csb_context_open(csb_model * model, int32_t n_options, const char * cons
                          const char * const * values, csb_context ** out_context) {
     return csb::guarded([&] {
         csb::check_ptr(out_context, "out_context");
-        auto handle   = std::make_unique<csb_context>();
-        handle->model = csb::open_model(model).model;
+        auto handle   = std::make_shared<csb_context>();
+        handle->model = csb::open_model(model)->model;
 
         llama_context_params params = read_options(csb::options(n_options, keys, values));
+        if (csb::splits_blocks(handle->model.get(), params.type_k)) {
+            throw error(CSB_ERROR_UNSUPPORTED,
+                        std::string("type_k = ") + ggml_type_name(params.type_k) +
+                            ": the model's heads are no multiple of its blocks");
+        }
         params.abort_callback       = is_cancelled;
         params.abort_callback_data  = handle.get();
         csb::last_log_error();
@@ -125,27 +137,24 @@ int32_t csb_context_open(csb_model * model, int32_t n_options, const char * cons
             throw error(CSB_ERROR_UNSUPPORTED, "llama.cpp can't make this context" +
                                                    (why.empty() ? std::string() : ": " + why));
         }
-        if (!csb::is_causal(handle->context.get()) || !llama_get_memory(handle->context.get())) {
-            throw error(CSB_ERROR_UNSUPPORTED,
-                        "the model attends in both directions or keeps no memory: it is no "
-                        "decoder, and csb compares decoders");
+        if (!llama_get_memory(handle->context.get())) {
+            throw error(CSB_ERROR_UNSUPPORTED, "the model keeps no memory: it is no decoder");
         }
-        csb::register_handle(handle.get(), csb::kind::context);
-        *out_context = handle.release();
+        handle->origin = csb::state_origin(*handle);
+        *out_context   = csb::register_handle(std::move(handle));
         return CSB_OK;
     });
 }
 
 void csb_context_close(csb_context * context) {
-    if (context && csb::forget_handle(context, csb::kind::context)) {
-        delete context;
-    }
+    csb::forget_handle(context);
 }
 
 int32_t csb_context_describe(csb_context * handle, const char ** out_json) {
     return csb::guarded([&] {
         csb::check_ptr(out_json, "out_json");
-        llama_context * context = csb::open_context(handle).context.get();
+        const csb::use  c(handle);
+        llama_context * context = c.llama();
         csb::json       j;
         j.open('[');
         auto getter = [&](const char * name, auto value) {
@@ -171,10 +180,10 @@ int32_t csb_context_decode(csb_context * handle, int32_t n_tokens, const int32_t
                            const int32_t * positions, const int32_t * seq_ids,
                            const int8_t * outputs) {
     return csb::guarded([&] {
-        csb_context &   c       = csb::open_context(handle);
-        llama_context * context = c.context.get();
+        const csb::use  c(handle);
+        llama_context * context = c.llama();
         const int32_t   n_batch = static_cast<int32_t>(llama_n_batch(context));
-        const int32_t   n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(c.model.get()));
+        const int32_t   n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(c->model.get()));
         csb::check(n_tokens >= 1, "n_tokens", n_tokens, "must be at least 1");
         if (n_tokens > n_batch) {
             csb::bad_argument("n_tokens = " + std::to_string(n_tokens) +
@@ -189,16 +198,13 @@ int32_t csb_context_decode(csb_context * handle, int32_t n_tokens, const int32_t
                        "is outside the model's vocabulary");
         }
         check_positions(context, n_tokens, positions, seq_ids);
-        if (c.running.exchange(true)) {
-            csb::bad_argument("context is decoding on another thread");
-        }
-        struct ender {
-            csb_context & c;
-            ~ender() {
-                c.running   = false;
-                c.cancelled = false;
+        for (int32_t i = 0; i < n_tokens; i++) {
+            if (c->torn.count(seq_ids[i])) {
+                csb::bad_argument("seq_ids = " + std::to_string(seq_ids[i]) +
+                                  ": a decode that failed left a part of its tokens in this "
+                                  "sequence's memory: clear, empty or restore it first");
             }
-        } end{c};
+        }
 
         std::vector<int32_t> one(static_cast<size_t>(n_tokens), 1);
         std::vector<int32_t> seqs(seq_ids, seq_ids + n_tokens);
@@ -206,23 +212,31 @@ int32_t csb_context_decode(csb_context * handle, int32_t n_tokens, const int32_t
         for (int32_t & s : seqs) {
             lists.push_back(&s);
         }
-        c.outputs.assign(outputs, outputs + n_tokens);
+        std::vector<int8_t> flags(outputs, outputs + n_tokens);
+        c->outputs.clear(); // whatever happens, the rows of the decode before are gone
         llama_batch batch = {};
         batch.n_tokens    = n_tokens;
         batch.token       = const_cast<int32_t *>(tokens); // llama_decode reads only
         batch.pos         = const_cast<int32_t *>(positions);
         batch.n_seq_id    = one.data();
         batch.seq_id      = lists.data();
-        batch.logits      = c.outputs.data();
+        batch.logits      = flags.data();
 
         csb::last_log_error();
-        const int64_t begin  = now_ns();
-        const int32_t status = llama_decode(context, batch);
+        c->cancelled = false; // a cancel that came as the decode before ended is not for this one
+        const running_flag running(*c);
+        const int64_t      begin  = now_ns();
+        const int32_t      status = llama_decode(context, batch);
         llama_synchronize(context);
-        c.decode_ns += now_ns() - begin;
-        c.decode_n += 1;
-        if (status != 0) {
-            c.outputs.clear();
+        c->decode_ns += now_ns() - begin;
+        c->decode_n += 1;
+        if (status == 0) {
+            c->outputs = std::move(flags);
+        }
+        // llama.cpp takes the ubatch that failed out of the memory again, where the memory can.
+        const bool begun = status != 0 && status != CSB_NO_SLOT && status != CSB_ERROR_BATCH;
+        if (begun && !csb::rolls_back(context)) {
+            c->torn.insert(seqs.begin(), seqs.end());
         }
         return decode_status(status);
     });
@@ -230,9 +244,9 @@ int32_t csb_context_decode(csb_context * handle, int32_t n_tokens, const int32_t
 
 int32_t csb_context_cancel(csb_context * handle) {
     return csb::guarded([&] {
-        csb_context & c = csb::open_context(handle);
-        if (c.running) {
-            c.cancelled = true;
+        const auto c = csb::open_context(handle);
+        if (c->running) {
+            c->cancelled = true;
         }
         return CSB_OK;
     });
@@ -241,19 +255,19 @@ int32_t csb_context_cancel(csb_context * handle) {
 int32_t csb_context_logits(csb_context * handle, int32_t n_rows, const int32_t * entries,
                            float * out_rows) {
     return csb::guarded([&] {
-        csb_context &  c       = csb::open_context(handle);
-        const int32_t  n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(c.model.get()));
-        const int32_t  n_batch = static_cast<int32_t>(c.outputs.size());
+        const csb::use c(handle);
+        const int32_t  n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(c->model.get()));
+        const int32_t  n_batch = static_cast<int32_t>(c->outputs.size());
         csb::check(n_rows >= 0, "n_rows", n_rows, "must not be negative");
         csb::check_ptr(entries, "entries");
         csb::check_ptr(out_rows, "out_rows");
         for (int32_t i = 0; i < n_rows; i++) {
             const bool has_row = entries[i] >= 0 && entries[i] < n_batch &&
-                                 c.outputs[static_cast<size_t>(entries[i])];
+                                 c->outputs[static_cast<size_t>(entries[i])];
             csb::check(has_row, "entries", entries[i], "the last decode has no logits row there");
         }
         for (int32_t i = 0; i < n_rows; i++) {
-            const float * row = llama_get_logits_ith(c.context.get(), entries[i]);
+            const float * row = llama_get_logits_ith(c.llama(), entries[i]);
             if (!row) {
                 throw error(CSB_ERROR_INTERNAL, "llama.cpp has no row " + std::to_string(entries[i]));
             }
@@ -265,9 +279,11 @@ int32_t csb_context_logits(csb_context * handle, int32_t n_rows, const int32_t *
 
 int32_t csb_context_decode_time(csb_context * handle, int64_t * out_ns, int64_t * out_n) {
     return csb::guarded([&] {
-        const csb_context & c            = csb::open_context(handle);
-        *csb::check_ptr(out_ns, "out_ns") = c.decode_ns;
-        *csb::check_ptr(out_n, "out_n")   = c.decode_n;
+        const csb::use c(handle);
+        csb::check_ptr(out_ns, "out_ns");
+        csb::check_ptr(out_n, "out_n");
+        *out_ns = c->decode_ns;
+        *out_n  = c->decode_n;
         return CSB_OK;
     });
 }
@@ -275,11 +291,15 @@ int32_t csb_context_decode_time(csb_context * handle, int64_t * out_ns, int64_t 
 int32_t csb_context_seq_rm(csb_context * handle, int32_t seq_id, int32_t p0, int32_t p1,
                            int32_t * out_removed) {
     return csb::guarded([&] {
-        const csb_context & c = csb::open_context(handle);
-        check_seq(c, seq_id);
+        const csb::use c(handle);
+        check_seq(c.llama(), seq_id);
         csb::check(p0 >= 0, "p0", p0, "must not be negative");
+        csb::check(p1 < 0 || p1 >= p0, "p1", p1, "is before p0");
         csb::check_ptr(out_removed, "out_removed");
-        *out_removed = llama_memory_seq_rm(llama_get_memory(c.context.get()), seq_id, p0, p1);
+        *out_removed = llama_memory_seq_rm(llama_get_memory(c.llama()), seq_id, p0, p1);
+        if (*out_removed && p0 == 0 && p1 < 0) {
+            c->torn.erase(seq_id);
+        }
         return CSB_OK;
     });
 }
@@ -287,19 +307,21 @@ int32_t csb_context_seq_rm(csb_context * handle, int32_t seq_id, int32_t p0, int
 int32_t csb_context_seq_bounds(csb_context * handle, int32_t seq_id, int32_t * out_min,
                                int32_t * out_max) {
     return csb::guarded([&] {
-        const csb_context & c = csb::open_context(handle);
-        check_seq(c, seq_id);
+        const csb::use c(handle);
+        check_seq(c.llama(), seq_id);
         csb::check_ptr(out_min, "out_min");
         csb::check_ptr(out_max, "out_max");
-        *out_min = llama_memory_seq_pos_min(llama_get_memory(c.context.get()), seq_id);
-        *out_max = llama_memory_seq_pos_max(llama_get_memory(c.context.get()), seq_id);
+        *out_min = llama_memory_seq_pos_min(llama_get_memory(c.llama()), seq_id);
+        *out_max = llama_memory_seq_pos_max(llama_get_memory(c.llama()), seq_id);
         return CSB_OK;
     });
 }
 
 int32_t csb_context_clear(csb_context * handle, int32_t data) {
     return csb::guarded([&] {
-        llama_memory_clear(llama_get_memory(csb::open_context(handle).context.get()), data != 0);
+        const csb::use c(handle);
+        llama_memory_clear(llama_get_memory(c.llama()), data != 0);
+        c->torn.clear();
         return CSB_OK;
     });
 }

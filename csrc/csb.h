@@ -11,11 +11,12 @@
 //    call into this library. "json" results hold one JSON object or array.
 //  * Options come as two arrays of n_options strings: keys and values. An unknown key or a value
 //    that does not parse is CSB_ERROR_ARGUMENT and names it. Keys are llama.cpp's parameter names.
-//  * Handles may be used from any thread, one call at a time each. csb_context_cancel is the one
-//    function that may be called while another call on the same handle runs.
+//  * Handles may be used from any thread. A context takes one call at a time: a second one meanwhile
+//    is CSB_ERROR_ARGUMENT, but for csb_context_cancel and csb_context_close, which any thread may
+//    call at any time.
 //
-// csb_<class>_close takes NULL. A model may be closed while contexts made from it are open: it is
-// freed with the last of them.
+// csb_<class>_close takes NULL, and does nothing with what is not open. What is in use is freed when
+// the call that uses it ends; a model, with the last context made from it.
 
 #ifndef CSB_H
 #define CSB_H
@@ -69,7 +70,7 @@ CSB_API int32_t csb_library_build(const char ** out_json);
 CSB_API int32_t csb_library_system(const char ** out_json);
 
 // llama.cpp's log from `level` up (1 debug, 2 info, 3 warning, 4 error; 5 nothing) goes to stderr.
-// At any level the last error line is kept for csb_error_message. At start: 5.
+// At any level a call's first error line is kept for csb_error_message. At start: 5.
 CSB_API int32_t csb_library_set_log_level(int32_t level);
 
 // ---- the net under native aborts --------------------------------------------------------------
@@ -80,7 +81,7 @@ CSB_API int32_t csb_library_set_log_level(int32_t level);
 // Arms an unfinished record: on an abort `path` ("-" is stdout) gets head, every part given to
 // csb_net_append so far joined by commas, and tail. Replaces an earlier one.
 CSB_API int32_t csb_net_arm(const char * path, const char * head, const char * tail);
-CSB_API int32_t csb_net_append(const char * part);
+CSB_API int32_t csb_net_append(const char * part); // nothing where none is armed
 CSB_API int32_t csb_net_disarm(void);
 
 // Aborts on a new thread as a lost device would: for the tests of the net. Does not return.
@@ -129,6 +130,8 @@ CSB_API int32_t csb_model_token_is_eog(csb_model * model, int32_t token, int32_t
 
 // Writes in_path again with its matrices as `type` (f32, f16, bf16, q8_0, q4_0, q4_1, q4_k_m, ...),
 // by llama.cpp's quantizer, requantizing allowed. n_threads 0: all cores. `pure` 1: no mixture.
+// CSB_ERROR_FILE: in_path as in csb_model_open, or llama.cpp can't quantize it or write out_path; a
+// part of out_path may be there then.
 CSB_API int32_t csb_quantize(const char * in_path, const char * out_path, const char * type,
                              int32_t n_threads, int32_t pure);
 
@@ -149,6 +152,8 @@ CSB_API int32_t csb_context_describe(csb_context * context, const char ** out_js
 // (1: this token's logits row is wanted). Checked first: 1 <= n_tokens <= n_batch, ids inside the
 // vocabulary, each sequence's positions go on from its last one without a gap, the context is long
 // enough. Statuses 1, 2, -1, -2, -3 as above. Afterwards the rows are there until the next decode.
+// A memory with a recurrent part can't be rolled back: after 2, -2 and -3 the batch's sequences are
+// refused until they are emptied or restored.
 CSB_API int32_t csb_context_decode(csb_context * context, int32_t n_tokens, const int32_t * tokens,
                                    const int32_t * positions, const int32_t * seq_ids,
                                    const int8_t * outputs);
@@ -176,8 +181,10 @@ CSB_API int32_t csb_context_seq_bounds(csb_context * context, int32_t seq_id, in
 CSB_API int32_t csb_context_clear(csb_context * context, int32_t data);
 
 // A sequence's state as bytes, and back. partial 1: only what cannot be cut back (recurrent state,
-// sliding-window ring). Capacity below the size: CSB_ERROR_ARGUMENT. csb's own header guards
-// csb_context_state_set: bytes that are not a whole state of this kind are CSB_ERROR_ARGUMENT.
+// sliding-window ring); of a plain attention memory it is everything too. Capacity below the size:
+// CSB_ERROR_ARGUMENT. csb's own header guards csb_context_state_set: bytes that are not a whole
+// state of this kind, model and parameters are CSB_ERROR_ARGUMENT. CSB_ERROR_UNSUPPORTED: llama.cpp
+// refused them (a state longer than this context, say); the sequence may be empty then.
 CSB_API int32_t csb_context_state_size(csb_context * context, int32_t seq_id, int32_t partial,
                                        int64_t * out_size);
 CSB_API int32_t csb_context_state_get(csb_context * context, int32_t seq_id, int32_t partial,

@@ -38,6 +38,7 @@ void         set_message(const std::string & message); // this thread's csb_erro
 const char * keep_text(std::string text);              // this thread's last text result
 std::string  last_log_error();                         // and forgets it
 void         start_once();                             // backends, log capture, abort net
+void         check_file(const std::string & path);     // that it is a whole GGUF file
 
 template <typename F> int32_t guarded(F && body) {
     try {

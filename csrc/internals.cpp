@@ -82,8 +82,23 @@ const char * memory_class(const llama_context * context) {
     return find_caches(context).name;
 }
 
-bool is_causal(const llama_context * context) {
-    return context->get_cparams().causal_attn;
+bool rolls_back(const llama_context * context) {
+    const auto * memory = context->get_memory();
+    return dynamic_cast<const llama_kv_cache *>(memory) ||
+           dynamic_cast<const llama_kv_cache_iswa *>(memory);
+}
+
+bool is_causal(const llama_model * model) {
+    return model->hparams.causal_attn;
+}
+
+bool splits_blocks(const llama_model * model, ggml_type type_k) {
+    for (uint32_t i = 0; i < model->hparams.n_layer(); i++) {
+        if (model->hparams.n_embd_head_k(i) % static_cast<uint32_t>(ggml_blck_size(type_k)) != 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 void describe_tensor_types(const llama_model * model, json & j) {

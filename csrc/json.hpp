@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <cstdio>
+#include <locale>
+#include <sstream>
 #include <string>
 #include <type_traits>
 
@@ -40,9 +42,11 @@ class json {
         return raw(std::to_string(v));
     }
     json & value(double v) {
-        char buffer[32];
-        std::snprintf(buffer, sizeof(buffer), "%.17g", v);
-        return std::isfinite(v) ? raw(buffer) : raw("null");
+        std::ostringstream out;
+        out.imbue(std::locale::classic()); // never a decimal comma
+        out.precision(17);
+        out << v;
+        return std::isfinite(v) ? raw(out.str()) : raw("null");
     }
     template <typename T> json & pair(const char * name, T v) { return key(name).value(v); }
     const std::string & str() const { return text; }

@@ -24,17 +24,68 @@ std::string      log_error;
 std::atomic<int> log_level{5};
 
 void keep_log(ggml_log_level level, const char * text, void *) {
+    static std::atomic<bool> printed{false}; // the line that GGML_LOG_LEVEL_CONT continues
     if (level == GGML_LOG_LEVEL_ERROR) {
         std::lock_guard<std::mutex> lock(log_mutex);
-        log_error = text;
+        if (log_error.empty()) { // the first is the cause, the others its consequences
+            log_error = text;
+        }
     }
-    if (level != GGML_LOG_LEVEL_CONT && static_cast<int>(level) >= log_level) {
+    if (level != GGML_LOG_LEVEL_CONT) {
+        printed = static_cast<int>(level) >= log_level;
+    }
+    if (printed) {
         std::fputs(text, stderr);
     }
 }
 
-std::mutex                                open_mutex;
-std::unordered_map<const void *, csb::kind> open_handles;
+std::string harmless(const std::string & text) { // one line, whatever a path or a file holds
+    std::string line;
+    for (char c : text) {
+        const unsigned char byte = static_cast<unsigned char>(c);
+        if (byte < 0x20 || byte == 0x7f) {
+            char escaped[8];
+            std::snprintf(escaped, sizeof(escaped), "\\x%02x", byte);
+            line += escaped;
+        } else {
+            line += c;
+        }
+    }
+    return line;
+}
+
+std::mutex open_mutex;
+
+template <typename T> struct table {
+    std::unordered_map<const T *, std::shared_ptr<T>> open;
+
+    T * add(std::shared_ptr<T> handle) {
+        std::lock_guard<std::mutex> lock(open_mutex);
+        T *                         key = handle.get();
+        open[key]                       = std::move(handle);
+        return key;
+    }
+    void remove(const T * key) {
+        std::shared_ptr<T> last; // freed after the lock
+        std::lock_guard<std::mutex> lock(open_mutex);
+        auto                        it = open.find(key);
+        if (it != open.end()) {
+            last = std::move(it->second);
+            open.erase(it);
+        }
+    }
+    std::shared_ptr<T> find(const T * key, const char * complaint) {
+        std::lock_guard<std::mutex> lock(open_mutex);
+        auto                        it = open.find(key);
+        if (it == open.end()) {
+            csb::bad_argument(complaint);
+        }
+        return it->second;
+    }
+};
+
+table<csb_model>   models;
+table<csb_context> contexts;
 
 const char * device_type(ggml_backend_dev_t device) {
     switch (ggml_backend_dev_type(device)) {
@@ -56,7 +107,7 @@ const char * device_type(ggml_backend_dev_t device) {
 namespace csb {
 
 void set_message(const std::string & text) {
-    message = text;
+    message = harmless(text);
 }
 
 const char * keep_text(std::string text) {
@@ -84,28 +135,28 @@ void start_once() {
     });
 }
 
-void register_handle(const void * handle, kind k) {
-    std::lock_guard<std::mutex> lock(open_mutex);
-    open_handles[handle] = k;
+csb_model * register_handle(std::shared_ptr<csb_model> handle) {
+    return models.add(std::move(handle));
 }
 
-bool forget_handle(const void * handle, kind k) {
-    std::lock_guard<std::mutex> lock(open_mutex);
-    auto                        it = open_handles.find(handle);
-    if (it == open_handles.end() || it->second != k) {
-        return false;
-    }
-    open_handles.erase(it);
-    return true;
+csb_context * register_handle(std::shared_ptr<csb_context> handle) {
+    return contexts.add(std::move(handle));
 }
 
-void require_handle(const void * handle, kind k) {
-    std::lock_guard<std::mutex> lock(open_mutex);
-    auto                        it = open_handles.find(handle);
-    if (it == open_handles.end() || it->second != k) {
-        bad_argument(k == kind::model ? "model is not an open csb_model"
-                                      : "context is not an open csb_context");
-    }
+void forget_handle(csb_model * handle) {
+    models.remove(handle);
+}
+
+void forget_handle(csb_context * handle) {
+    contexts.remove(handle);
+}
+
+std::shared_ptr<csb_model> open_model(csb_model * handle) {
+    return models.find(handle, "model is not an open csb_model");
+}
+
+std::shared_ptr<csb_context> open_context(csb_context * handle) {
+    return contexts.find(handle, "context is not an open csb_context");
 }
 
 } // namespace csb

@@ -24,14 +24,19 @@ std::string spelled(const char * data, size_t n) { // bytes of a file as harmles
     return text;
 }
 
+} // namespace
+
 // llama.cpp says "failed to load model" for all of these; a reader wants to know which it is.
-void check_file(const std::string & path) {
+void csb::check_file(const std::string & path) {
     struct stat st = {};
     if (::stat(path.c_str(), &st) != 0) {
         throw error(CSB_ERROR_FILE, path + ": " + std::strerror(errno));
     }
     if (S_ISDIR(st.st_mode)) {
         throw error(CSB_ERROR_FILE, path + ": is a folder, not a GGUF file");
+    }
+    if (!S_ISREG(st.st_mode)) { // opening a pipe would wait for its other end
+        throw error(CSB_ERROR_FILE, path + ": is not a regular file");
     }
     char          magic[4] = {};
     std::ifstream file(path, std::ios::binary);
@@ -47,6 +52,7 @@ void check_file(const std::string & path) {
         throw error(CSB_ERROR_FILE, path + ": is no GGUF file (it starts with \"" +
                                         spelled(magic, n) + "\")");
     }
+    csb::last_log_error();
     std::unique_ptr<gguf_context, void (*)(gguf_context *)> gguf(
         gguf_init_from_file(path.c_str(), {/*no_alloc*/ true, /*ctx*/ nullptr}), gguf_free);
     if (!gguf) {
@@ -70,6 +76,8 @@ void check_file(const std::string & path) {
                                         " bytes of " + std::to_string(needed) + ")");
     }
 }
+
+namespace {
 
 std::vector<ggml_backend_dev_t> find_devices(const std::string & names) {
     std::vector<ggml_backend_dev_t> devices;
@@ -99,9 +107,8 @@ std::vector<ggml_backend_dev_t> find_devices(const std::string & names) {
 std::vector<float> read_split(const std::string & text) {
     std::vector<float> parts;
     for (const std::string & part : csb::split(text, ',')) {
-        char *      end   = nullptr;
-        const float value = std::strtof(part.c_str(), &end);
-        if (part.empty() || *end || !(value >= 0)) {
+        float value = 0;
+        if (!csb::read_real(part, value)) {
             csb::bad_argument("tensor_split = " + text + ": must be numbers joined by commas");
         }
         parts.push_back(value);
@@ -111,10 +118,6 @@ std::vector<float> read_split(const std::string & text) {
     }
     parts.resize(llama_max_devices());
     return parts;
-}
-
-const llama_vocab * vocab_of(csb_model * model) {
-    return llama_model_get_vocab(csb::open_model(model).model.get());
 }
 
 void check_token(const llama_vocab * vocab, int32_t token) {
@@ -163,16 +166,18 @@ int32_t csb_model_open(const char * path, int32_t n_options, const char * const 
             params.tensor_split = split.data();
         }
         options.finish();
-        check_file(file);
+        csb::check_file(file);
 
         csb::last_log_error();
         std::shared_ptr<llama_model> model(llama_model_load_from_file(file.c_str(), params),
                                            csb_model::deleter());
         if (!model) {
             const std::string why = csb::last_log_error();
-            throw error(why.find("unknown model architecture") != std::string::npos
-                            ? CSB_ERROR_UNSUPPORTED
-                            : CSB_ERROR_FILE,
+            auto              is  = [&](const char * text) { return why.find(text) != why.npos; };
+            const int32_t     status = is("unknown model architecture") ? CSB_ERROR_UNSUPPORTED
+                                       : is("value for main_gpu")       ? CSB_ERROR_ARGUMENT
+                                                                        : CSB_ERROR_FILE;
+            throw error(status,
                         file + ": llama.cpp can't load it" + (why.empty() ? "" : ": " + why));
         }
         auto refuse = [&](const char * why) {
@@ -187,25 +192,25 @@ int32_t csb_model_open(const char * path, int32_t n_options, const char * const 
         if (llama_model_is_diffusion(model.get())) {
             refuse("is a diffusion model: it has no next token to compare");
         }
-        auto handle   = std::make_unique<csb_model>();
+        if (!csb::is_causal(model.get())) {
+            refuse("attends in both directions: it is no decoder, and csb compares decoders");
+        }
+        auto handle   = std::make_shared<csb_model>();
         handle->model = std::move(model);
-        handle->path  = file;
-        csb::register_handle(handle.get(), csb::kind::model);
-        *out_model = handle.release();
+        *out_model    = csb::register_handle(std::move(handle));
         return CSB_OK;
     });
 }
 
 void csb_model_close(csb_model * model) {
-    if (model && csb::forget_handle(model, csb::kind::model)) {
-        delete model;
-    }
+    csb::forget_handle(model);
 }
 
 int32_t csb_model_describe(csb_model * handle, const char ** out_json) {
     return csb::guarded([&] {
         csb::check_ptr(out_json, "out_json");
-        const llama_model * model     = csb::open_model(handle).model.get();
+        const auto          held      = csb::open_model(handle);
+        const llama_model * model     = held->model.get();
         const llama_vocab * vocab     = llama_model_get_vocab(model);
         char                text[256] = {};
         csb::json           j;
@@ -240,7 +245,8 @@ int32_t csb_model_describe(csb_model * handle, const char ** out_json) {
 int32_t csb_model_metadata(csb_model * handle, const char * key, const char ** out_text) {
     return csb::guarded([&] {
         csb::check_ptr(out_text, "out_text");
-        const llama_model * model = csb::open_model(handle).model.get();
+        const auto          held  = csb::open_model(handle);
+        const llama_model * model = held->model.get();
         const int32_t n = llama_model_meta_val_str(model, csb::check_ptr(key, "key"), nullptr, 0);
         if (n < 0) {
             csb::bad_argument(std::string("key = ") + key + ": the model has no such metadata");
@@ -256,7 +262,9 @@ int32_t csb_model_metadata(csb_model * handle, const char * key, const char ** o
 int32_t csb_model_chat_template(csb_model * handle, const char ** out_text) {
     return csb::guarded([&] {
         csb::check_ptr(out_text, "out_text");
-        *out_text = llama_model_chat_template(csb::open_model(handle).model.get(), nullptr);
+        const auto   held = csb::open_model(handle);
+        const char * text = llama_model_chat_template(held->model.get(), nullptr);
+        *out_text         = text ? csb::keep_text(text) : nullptr;
         return CSB_OK;
     });
 }
@@ -265,7 +273,8 @@ int32_t csb_model_tokenize(csb_model * handle, const char * text, int32_t n_byte
                            int32_t add_special, int32_t parse_special, int32_t capacity,
                            int32_t * out_tokens, int32_t * out_n) {
     return csb::guarded([&] {
-        const llama_vocab * vocab = vocab_of(handle);
+        const auto          held  = csb::open_model(handle);
+        const llama_vocab * vocab = llama_model_get_vocab(held->model.get());
         csb::check_ptr(text, "text");
         csb::check(n_bytes >= 0, "n_bytes", n_bytes, "must not be negative");
         if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
@@ -282,7 +291,8 @@ int32_t csb_model_detokenize(csb_model * handle, const int32_t * tokens, int32_t
                              int32_t special, int32_t capacity, char * out_bytes,
                              int32_t * out_n) {
     return csb::guarded([&] {
-        const llama_vocab * vocab = vocab_of(handle);
+        const auto          held  = csb::open_model(handle);
+        const llama_vocab * vocab = llama_model_get_vocab(held->model.get());
         csb::check(n_tokens >= 0, "n_tokens", n_tokens, "must not be negative");
         for (int32_t i = 0; i < n_tokens; i++) {
             check_token(vocab, csb::check_ptr(tokens, "tokens")[i]);
@@ -300,7 +310,8 @@ int32_t csb_model_detokenize(csb_model * handle, const int32_t * tokens, int32_t
 int32_t csb_model_token_piece(csb_model * handle, int32_t token, int32_t capacity,
                               char * out_bytes, int32_t * out_n) {
     return csb::guarded([&] {
-        const llama_vocab * vocab = vocab_of(handle);
+        const auto          held  = csb::open_model(handle);
+        const llama_vocab * vocab = llama_model_get_vocab(held->model.get());
         check_token(vocab, token);
         if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
             throw error(CSB_ERROR_UNSUPPORTED, "the model has no tokenizer");
@@ -313,7 +324,8 @@ int32_t csb_model_token_piece(csb_model * handle, int32_t token, int32_t capacit
 
 int32_t csb_model_token_is_eog(csb_model * handle, int32_t token, int32_t * out_is_eog) {
     return csb::guarded([&] {
-        const llama_vocab * vocab = vocab_of(handle);
+        const auto          held  = csb::open_model(handle);
+        const llama_vocab * vocab = llama_model_get_vocab(held->model.get());
         csb::check_ptr(out_is_eog, "out_is_eog");
         check_token(vocab, token);
         // Without a tokenizer no token means anything.

@@ -5,6 +5,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -24,6 +27,9 @@ std::string path, head, body, tail;
 bool write_all(int fd, const char * data, size_t size) {
     while (size > 0) {
         const ssize_t n = ::write(fd, data, size);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
         if (n <= 0) {
             return false;
         }
@@ -43,22 +49,36 @@ bool write_record() {
            write_all(fd, tail.data(), tail.size());
 }
 
-void say(const char * text) {
-    (void) write_all(2, text, std::strlen(text));
+void say(const char * reason, const char * where) { // in one write, so that no line gets between
+    char       line[4096];
+    const char end[] = "\n";
+    int        n     = std::snprintf(line, sizeof(line) - 1, "csb: llama.cpp aborted: %.*s",
+                                     static_cast<int>(std::strcspn(reason, end)), reason);
+    if (where && n < static_cast<int>(sizeof(line))) {
+        n += std::snprintf(line + n, sizeof(line) - 1 - static_cast<size_t>(n),
+                           "; what was measured so far is in %s", where);
+    }
+    n = n < static_cast<int>(sizeof(line)) - 2 ? n : static_cast<int>(sizeof(line)) - 2;
+    for (int i = 0; i < n; i++) {
+        line[i] = static_cast<unsigned char>(line[i]) < 0x20 ? ' ' : line[i];
+    }
+    line[n] = '\n';
+    (void) write_all(2, line, static_cast<size_t>(n) + 1);
 }
 
 void leave(const char * reason) {
-    // A thread that holds the lock while it is killed elsewhere must not keep us here.
-    const bool locked = mutex.try_lock();
-    const bool saved  = locked && armed && write_record();
-    const char * end  = std::strchr(reason, '\n');
-    say("csb: llama.cpp aborted: ");
-    (void) write_all(2, reason, end ? static_cast<size_t>(end - reason) : std::strlen(reason));
-    if (saved) {
-        say("; what was measured so far is in ");
-        say(path == "-" ? "the output" : path.c_str());
+    static std::atomic_flag leaving = ATOMIC_FLAG_INIT;
+    while (leaving.test_and_set()) { // several threads may fail at once: one line is enough
+        ::pause();
     }
-    say("\n");
+    // Others hold the lock for moments only. If one died with it, give up.
+    bool locked = mutex.try_lock();
+    for (int i = 0; i < 100 && !locked; i++) {
+        ::usleep(10000);
+        locked = mutex.try_lock();
+    }
+    const bool saved = locked && armed && write_record();
+    say(reason, !saved ? nullptr : path == "-" ? "the output" : path.c_str());
     _exit(2);
 }
 
@@ -96,8 +116,10 @@ int32_t csb_net_append(const char * part) {
     return csb::guarded([&] {
         csb::check_ptr(part, "part");
         std::lock_guard<std::mutex> lock(mutex);
-        body += body.empty() ? "" : ",";
-        body += part;
+        if (armed) {
+            body += body.empty() ? "" : ",";
+            body += part;
+        }
         return CSB_OK;
     });
 }

@@ -2,14 +2,30 @@
 #pragma once
 
 #include <cerrno>
+#include <cmath>
 #include <cstdlib>
+#include <locale>
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "guard.hpp"
 
 namespace csb {
+
+// A finite number that is not negative, in C's notation whatever the process's locale is.
+inline bool read_real(const std::string & text, float & target) {
+    std::istringstream in(text);
+    in.imbue(std::locale::classic());
+    float      value = 0;
+    const bool whole = (in >> value) && in.peek() == std::istringstream::traits_type::eof();
+    if (whole && std::isfinite(value) && value >= 0) {
+        target = value;
+        return true;
+    }
+    return false;
+}
 
 class options {
   public:
@@ -55,9 +71,7 @@ class options {
         if (!v) {
             return;
         }
-        char * end = nullptr;
-        target     = std::strtof(v->c_str(), &end);
-        if (v->empty() || *end || !(target >= 0)) {
+        if (!read_real(*v, target)) {
             bad_argument(key + " = " + *v + ": must be a number that is not negative");
         }
     }

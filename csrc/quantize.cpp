@@ -1,4 +1,6 @@
 // llama.cpp's quantizer. A type's name is what people type: llama.cpp's ftype without "MOSTLY_".
+#include <sys/stat.h>
+
 #include <cctype>
 
 #include "guard.hpp"
@@ -44,12 +46,19 @@ int32_t csb_quantize(const char * in_path, const char * out_path, const char * t
     return csb::guarded([&] {
         csb::check_ptr(in_path, "in_path");
         csb::check_ptr(out_path, "out_path");
-        csb::check(n_threads >= 0, "n_threads", n_threads, "must not be negative");
+        csb::check(n_threads >= 0 && n_threads <= 512, "n_threads", n_threads,
+                   "must be from 0 to 512");
         llama_model_quantize_params params = llama_model_quantize_default_params();
         params.ftype                       = find_ftype(csb::check_ptr(type, "type"));
         params.nthread                     = n_threads;
         params.allow_requantize            = true;
         params.pure                        = pure != 0;
+        csb::check_file(in_path);
+        struct stat in = {}, out = {};
+        if (::stat(in_path, &in) == 0 && ::stat(out_path, &out) == 0 && in.st_dev == out.st_dev &&
+            in.st_ino == out.st_ino) { // it would be emptied while it is being read
+            csb::bad_argument(std::string("out_path = ") + out_path + ": is in_path");
+        }
         csb::last_log_error();
         if (llama_model_quantize(in_path, out_path, &params) != 0) {
             const std::string why = csb::last_log_error();

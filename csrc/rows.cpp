@@ -159,8 +159,10 @@ CSB_VECTOR sums compare(const float * a, const float * b, int32_t n, double top_
 void check_rows(int32_t n_rows, int32_t n_vocab, double temperature) {
     csb::check(n_rows >= 0, "n_rows", n_rows, "must not be negative");
     csb::check(n_vocab >= 1, "n_vocab", n_vocab, "must be at least 1");
-    if (!(temperature > 0) || !std::isfinite(temperature)) {
-        csb::bad_argument("temperature = " + std::to_string(temperature) + ": must be above 0");
+    // beyond these the products with 1 / temperature overflow or vanish
+    if (!(temperature >= 1e-6 && temperature <= 1e6)) {
+        csb::bad_argument("temperature = " + std::to_string(temperature) +
+                          ": must be from 1e-6 to 1e6");
     }
 }
 
@@ -181,9 +183,9 @@ void summarise(const float * row, int32_t n, int32_t target, double temperature,
                                 : argmax + 1 + first_equal(row + argmax + 1, n - argmax - 1, next);
     }
     out[CSB_ROW_ARGMAX]    = argmax;
-    out[CSB_ROW_MAX]       = top;
+    out[CSB_ROW_MAX]       = row[argmax]; // top, but for the sign of a zero
     out[CSB_ROW_SECOND]    = second;
-    out[CSB_ROW_SECOND_L]  = second < 0 ? NOT : next;
+    out[CSB_ROW_SECOND_L]  = second < 0 ? NOT : row[second];
     out[CSB_ROW_LOGSUMEXP] = top / temperature + std::log(sum_exp(row, n, top, 1 / temperature));
     out[CSB_ROW_TARGET_L]  = row[target];
     out[CSB_ROW_RANK]      = static_cast<double>(rank_of(row, n, target));

@@ -70,3 +70,18 @@ foreach(_target llama ggml ggml-base ggml-cpu)
         target_compile_options(${_target} PRIVATE -fno-lto)
     endif()
 endforeach()
+
+# GCC's _tile_loadconfig tells the compiler that it reads 8 of the configuration's 64 bytes, so the
+# stores of the others are dropped and the first AMX product faults (llama.cpp pull request 26954).
+# With such a compiler AMX is left out, and the build's record says so.
+set(CSB_AMX_LEFT_OUT "")
+if(TARGET ggml-cpu AND CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    file(WRITE ${CMAKE_BINARY_DIR}/amx.cpp "#include <immintrin.h>\n")
+    execute_process(COMMAND ${CMAKE_CXX_COMPILER} -E ${CMAKE_BINARY_DIR}/amx.cpp
+        OUTPUT_VARIABLE _intrinsics ERROR_QUIET)
+    if(_intrinsics MATCHES "ldtilecfg[^;]*\\(const void \\*\\*\\)")
+        set(CSB_AMX_LEFT_OUT "this compiler's _tile_loadconfig is unsafe")
+        target_compile_options(ggml-cpu PRIVATE -mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+        message(STATUS "csb: AMX is left out: ${CSB_AMX_LEFT_OUT}")
+    endif()
+endif()

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from csb.errors import ArgumentError
 from csb.native import worker
+from csb.native.checks import whole, whole_array
 from csb.native.handle import Handle
 from csb.native.library import c_options, library
 from csb.native.model import Model
@@ -97,7 +98,7 @@ class Context(Handle):
     def decode(
         self,
         tokens: Sequence[int] | npt.NDArray[np.int32],
-        start: int | Sequence[int],
+        start: int | Sequence[int] | npt.NDArray[np.int32],
         *,
         outputs: bool | Sequence[bool] = True,
         seq_ids: int | Sequence[int] = 0,
@@ -111,13 +112,13 @@ class Context(Handle):
         Raises ArgumentError (token id, position gap, more than n_batch, context full), DecodeError,
         CancelledError. On the main thread Ctrl-C ends a CPU decode within one graph node.
         """
-        ids = np.ascontiguousarray(tokens, dtype=np.int32)
+        ids = whole_array(tokens, "tokens")
         n = len(ids)
-        positions = _spread(
-            np.arange(start, start + n) if isinstance(start, int) else start, n, np.int32, "start"
-        )
-        sequences = _spread(seq_ids, n, np.int32, "seq_ids")
-        flags = _spread(outputs, n, np.int8, "outputs")
+        positions = _spread(start, n, "start")
+        if np.ndim(start) == 0:
+            positions = whole_array(positions + np.arange(n), "start")
+        sequences = _spread(seq_ids, n, "seq_ids")
+        flags = _spread(np.asarray(outputs, bool).astype(np.int32), n, "outputs").astype(np.int8)
         pointer = self.pointer
         worker.run(
             lambda: self._lib.csb_context_decode(pointer, n, ids, positions, sequences, flags),
@@ -133,10 +134,12 @@ class Context(Handle):
 
         entries None: entry 0. ArgumentError where that entry's row was not asked for.
         """
-        index = np.ascontiguousarray([0] if entries is None else entries, dtype=np.int32)
+        index = whole_array([0] if entries is None else entries, "entries")
         rows = np.empty((len(index), self.n_vocab), np.float32) if out is None else out
         if rows.shape != (len(index), self.n_vocab) or rows.dtype != np.float32:
             raise ArgumentError(f"out has shape {rows.shape}: must be float32 [rows, n_vocab]")
+        if not (rows.flags.c_contiguous and rows.flags.writeable):
+            raise ArgumentError("out must be contiguous and writeable")
         self._lib.csb_context_logits(self.pointer, len(index), index, rows)
         return rows
 
@@ -151,14 +154,15 @@ class Context(Handle):
         """Removes positions start <= p < end (-1: to the last). False: this memory can't, and
         nothing changed. Source: llama_memory_seq_rm."""
         removed = ctypes.c_int32()
-        self._lib.csb_context_seq_rm(self.pointer, seq_id, start, end, ctypes.byref(removed))
+        span = whole(seq_id, "seq_id"), whole(start, "start"), whole(end, "end")
+        self._lib.csb_context_seq_rm(self.pointer, *span, ctypes.byref(removed))
         return bool(removed.value)
 
     def bounds(self, seq_id: int = 0) -> tuple[int, int]:
         """First and last position in the memory, (-1, -1) when empty."""
         low, high = ctypes.c_int32(), ctypes.c_int32()
         self._lib.csb_context_seq_bounds(
-            self.pointer, seq_id, ctypes.byref(low), ctypes.byref(high)
+            self.pointer, whole(seq_id, "seq_id"), ctypes.byref(low), ctypes.byref(high)
         )
         return low.value, high.value
 
@@ -170,27 +174,29 @@ class Context(Handle):
         """A sequence's state as bytes. partial: only what can't be cut back (recurrent state,
         sliding-window ring)."""
         size = ctypes.c_int64()
-        self._lib.csb_context_state_size(self.pointer, seq_id, int(partial), ctypes.byref(size))
+        which = whole(seq_id, "seq_id"), int(partial)
+        self._lib.csb_context_state_size(self.pointer, *which, ctypes.byref(size))
         state = np.empty(size.value, np.uint8)
-        self._lib.csb_context_state_get(
-            self.pointer, seq_id, int(partial), len(state), state, ctypes.byref(size)
-        )
+        self._lib.csb_context_state_get(self.pointer, *which, len(state), state, ctypes.byref(size))
         return state[: size.value]
 
     def restore(
         self, state: npt.NDArray[np.uint8], *, partial: bool = False, seq_id: int = 0
     ) -> None:
-        """Puts a state that `save` gave back. ArgumentError if it is damaged or of another kind."""
-        self._lib.csb_context_state_set(self.pointer, seq_id, int(partial), state, len(state))
+        """Puts a state that `save` gave back. ArgumentError if it is damaged, of the other kind, or
+        of another model or other parameters."""
+        if state.dtype != np.uint8 or state.ndim != 1:
+            raise ArgumentError(f"state is {state.dtype} of shape {state.shape}: must be bytes")
+        which = whole(seq_id, "seq_id"), int(partial)
+        data = np.ascontiguousarray(state)
+        self._lib.csb_context_state_set(self.pointer, *which, data, len(data))
 
 
-def _spread(value: Any, n: int, dtype: Any, name: str) -> npt.NDArray[Any]:
+def _spread(value: Any, n: int, name: str) -> npt.NDArray[np.int32]:
     """One value for every token, or one for each."""
-    spread = (
-        np.ascontiguousarray(np.broadcast_to(np.asarray(value, dtype=dtype), (n,)))
-        if (np.ndim(value) == 0)
-        else np.ascontiguousarray(value, dtype=dtype)
-    )
-    if spread.shape != (n,):
+    if np.ndim(value) == 0:
+        return np.full(n, whole(value, name), np.int32)
+    spread = whole_array(value, name)
+    if len(spread) != n:
         raise ArgumentError(f"{name} has {len(spread)} entries for {n} tokens")
     return spread

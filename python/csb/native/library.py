@@ -25,6 +25,7 @@ from csb.errors import (
     LibraryError,
     UnsupportedError,
 )
+from csb.native.checks import text, whole
 from csb.native.table import ABI_VERSION, SIGNATURES, STATUS, Status
 
 # The installed package's files stay extracted for the process's life.
@@ -48,7 +49,7 @@ def build_info() -> dict[str, Any]:
     """What this build is, without loading it: what csb_library_build returns, from _build.json."""
     try:
         info: dict[str, Any] = json.loads(_package_file("_build.json").read_text("utf-8"))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise LibraryError(f"csb's native library is not installed: {_REBUILD}") from error
     return info
 
@@ -132,15 +133,17 @@ def c_options(options: Mapping[str, object]) -> tuple[int, Any, Any]:
     given = {k: v for k, v in options.items() if v is not None}
     strings = ctypes.c_char_p * max(1, len(given))
     keys = strings(*(k.encode() for k in given))
-    values = strings(*(str(int(v) if isinstance(v, bool) else v).encode() for v in given.values()))
+    values = strings(
+        *(text(str(int(v) if isinstance(v, bool) else v), k) for k, v in given.items())
+    )
     return len(given), keys, values
 
 
 def system_info() -> dict[str, Any]:
     """llama.cpp's version, its system line and the devices: csb_library_system."""
-    text = ctypes.c_char_p()
-    library().csb_library_system(ctypes.byref(text))
-    info: dict[str, Any] = json.loads(text.value or b"{}")
+    answer = ctypes.c_char_p()
+    library().csb_library_system(ctypes.byref(answer))
+    info: dict[str, Any] = json.loads(answer.value or b"{}")
     return info
 
 
@@ -154,6 +157,5 @@ def quantize(source: Path, target: Path, kind: str, threads: int = 0, pure: bool
 
     Requantizing is allowed. threads 0: all cores. pure: every matrix of that type, no mixture.
     """
-    library().csb_quantize(
-        os.fsencode(source), os.fsencode(target), kind.encode(), threads, int(pure)
-    )
+    paths = text(os.fsencode(source), "source"), text(os.fsencode(target), "target")
+    library().csb_quantize(*paths, text(kind, "type"), whole(threads, "threads"), int(pure))

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from csb.errors import ArgumentError
+from csb.native import checks
 from csb.native.handle import Handle
 from csb.native.library import c_options, library
 
@@ -57,13 +59,14 @@ class Model(Handle):
             }
         )
         pointer = ctypes.c_void_p()
-        lib.csb_model_open(os.fsencode(path), *options, ctypes.byref(pointer))
+        file = checks.text(os.fsencode(path), "path")
+        lib.csb_model_open(file, *options, ctypes.byref(pointer))
         self._pointer = pointer
 
     def _text(self, function: str, *arguments: Any) -> str | None:
-        text = ctypes.c_char_p()
-        getattr(library(), function)(self.pointer, *arguments, ctypes.byref(text))
-        return None if text.value is None else text.value.decode("utf-8", "backslashreplace")
+        answer = ctypes.c_char_p()
+        getattr(library(), function)(self.pointer, *arguments, ctypes.byref(answer))
+        return None if answer.value is None else answer.value.decode("utf-8", "backslashreplace")
 
     @functools.cached_property
     def info(self) -> dict[str, Any]:
@@ -91,14 +94,17 @@ class Model(Handle):
 
     def metadata(self, key: str) -> str:
         """A metadata value as text. ArgumentError if the model has no such key."""
-        return self._text("csb_model_metadata", key.encode()) or ""
+        return self._text("csb_model_metadata", checks.text(key, "key")) or ""
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
         """Token ids. add_special: with BOS where the model wants it; parse_special: read the
         text's <|...|> as special tokens. UnsupportedError if the model has no tokenizer."""
-        data = text.encode("utf-8")
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ArgumentError(f"text is no valid Unicode: {error.reason}") from None
         buffer = _grow(
             np.int32,
             len(data) + 8,
@@ -117,7 +123,7 @@ class Model(Handle):
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> bytes:
         """The tokens' bytes, not always valid UTF-8. special: spell special tokens out."""
-        ids = np.ascontiguousarray(tokens, dtype=np.int32)
+        ids = checks.whole_array(tokens, "tokens")
         return _grow(
             np.uint8,
             16 * len(ids) + 16,
@@ -132,14 +138,16 @@ class Model(Handle):
             np.uint8,
             64,
             lambda capacity, out, n: library().csb_model_token_piece(
-                self.pointer, token, capacity, out, n
+                self.pointer, checks.whole(token, "token"), capacity, out, n
             ),
         ).tobytes()
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation. Never, for a model without a tokenizer."""
         answer = ctypes.c_int32()
-        library().csb_model_token_is_eog(self.pointer, token, ctypes.byref(answer))
+        library().csb_model_token_is_eog(
+            self.pointer, checks.whole(token, "token"), ctypes.byref(answer)
+        )
         return bool(answer.value)
 
 

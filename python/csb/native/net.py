@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
+from csb.native.checks import text
 from csb.native.library import library
 
 
 def arm(path: str, head: str, tail: str) -> None:
     """From now on an abort writes head, the parts given to `append` joined by commas, and tail to
     `path` ("-": stdout), says so in one line and leaves with exit code 2."""
-    library().csb_net_arm(path.encode("utf-8", "surrogateescape"), head.encode(), tail.encode())
+    file = text(os.fsencode(path), "path")
+    library().csb_net_arm(file, text(head, "head"), text(tail, "tail"))
 
 
 def append(part: str) -> None:
-    library().csb_net_append(part.encode())
+    library().csb_net_append(text(part, "part"))
 
 
 def disarm() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from csb.errors import ArgumentError
+from csb.native.checks import float_rows, whole_array
 from csb.native.library import library
 from csb.native.table import Pair, Row
 
@@ -17,8 +18,9 @@ Table = npt.NDArray[np.float64]
 
 def summarise(rows: Rows, targets: Sequence[int], temperature: float = 1.0) -> Table:
     """float64 [n_rows, len(Row)-1] for rows float32 [n_rows, n_vocab]; columns are `Row`."""
+    rows = float_rows(rows, "rows")
     n_rows, n_vocab = rows.shape
-    wanted = np.ascontiguousarray(targets, dtype=np.int32)
+    wanted = whole_array(targets, "targets")
     if len(wanted) != n_rows:
         raise ArgumentError(f"targets has {len(wanted)} entries for {n_rows} rows")
     table = np.empty((n_rows, Row.N_FIELDS), np.float64)
@@ -28,6 +30,7 @@ def summarise(rows: Rows, targets: Sequence[int], temperature: float = 1.0) -> T
 
 def compare(a: Rows, b: Rows, temperature: float = 1.0) -> Table:
     """float64 [n_rows, len(Pair)-1] for two float32 [n_rows, n_vocab]; columns are `Pair`."""
+    a, b = float_rows(a, "a"), float_rows(b, "b")
     if a.shape != b.shape:
         raise ArgumentError(f"rows of shape {a.shape} and {b.shape} can't be compared")
     n_rows, n_vocab = a.shape

@@ -7,6 +7,7 @@ for the whole process, because OpenMP keeps a pool of threads for each thread th
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -18,18 +19,34 @@ T = TypeVar("T")
 class _Job(Generic[T]):
     def __init__(self, work: Callable[[], T]) -> None:
         self.work = work
+        self.claim = threading.Lock()  # whoever takes it decides whether the work is done
         self.done = threading.Lock()  # a plain lock: waiting for it can be interrupted
         self.done.acquire()
+        self.ended = False
         self.result: T | None = None
         self.error: BaseException | None = None
 
     def run(self) -> None:
+        if not self.claim.acquire(blocking=False):
+            return
         try:
             self.result = self.work()
         except BaseException as error:  # handed to the thread that waits
             self.error = error
         finally:
+            self.ended = True
             self.done.release()
+
+    def stop(self, cancel: Callable[[], object]) -> None:
+        """Returns when the work has ended, or will never begin."""
+        if self.claim.acquire(blocking=False):
+            return
+        while not self.ended:
+            # a second Ctrl-C while we wait changes nothing
+            with contextlib.suppress(BaseException):
+                while not self.ended:
+                    cancel()  # again and again: the work may be just about to start
+                    self.done.acquire(timeout=0.01)
 
 
 _jobs: queue.SimpleQueue[_Job[object]] = queue.SimpleQueue()
@@ -60,18 +77,11 @@ def run(work: Callable[[], T], cancel: Callable[[], object]) -> T:
         return work()
     _ensure_thread()
     job = _Job(work)
-    _jobs.put(job)  # type: ignore[arg-type]
     try:
+        _jobs.put(job)  # type: ignore[arg-type]
         job.done.acquire()
     except BaseException:
-        # The work may be just about to start, so one cancel is not enough.
-        while True:
-            cancel()
-            try:
-                if job.done.acquire(timeout=0.01):
-                    break
-            except BaseException:  # a second Ctrl-C while we wait changes nothing
-                continue
+        job.stop(cancel)
         raise
     if job.error is not None:
         raise job.error

@@ -21,6 +21,7 @@ def render_info(info: dict[str, Any]) -> str:
         ("GGML options on", " ".join(on)),
         ("GGML options", " ".join(f"{k}={v}" for k, v in other.items())),
         ("built for", " ".join(build["cpu_features"])),
+        *([("AMX", f"left out: {build['amx_left_out']}")] if build["amx_left_out"] else []),
         ("llama.cpp sees", system["system_info"]),
         ("processor", f"{info['processor']['name']}, {info['processor']['physical_cores']} cores"),
         *(
