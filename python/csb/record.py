@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -137,7 +138,9 @@ def dumps(record: Record) -> str:
 
 
 def compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # bytes of a path or prompt that are no UTF-8 are lone surrogates, which no file can hold
+    return re.sub("[\ud800-\udfff]", lambda m: f"\\u{ord(m[0]):04x}", text)
 
 
 def load(path: Path) -> Record:
@@ -148,7 +151,7 @@ def load(path: Path) -> Record:
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{path}: is no record of csb compare") from error
+        raise FileError(f"{path}: not a record of csb compare") from error
     if schema != SCHEMA:
         raise FileError(
             f"{path}: has schema {schema}, this csb reads {SCHEMA['name']} {SCHEMA['version']}"

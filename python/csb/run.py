@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 
 from csb import cells, record
-from csb.errors import FileError
 from csb.measure.compare import Measurement, Sink, compare
 from csb.measure.session import open_session
 from csb.native import net
 from csb.native.context import Rows
 from csb.plan import ComparePlan, Window
 from csb.prompt.resolve import resolve
+from csb.render.output import save
 from csb.render.progress import Steps
-from csb.render.text import harmless
 from csb.save_logits import LogitsFile
 
 
@@ -37,19 +35,17 @@ def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, An
         )
         provenance = session.provenance()
         seconds = {"load": session.load_seconds, "hash": provenance.pop("hash_seconds")}
-        with (
-            _net(json_path, record.head(plan, prompt, provenance)) as keep,
-            LogitsFile(plan.save_logits, prompt.tokens) as logits,
-            Steps() as steps,
-        ):
+        with LogitsFile(plan.save_logits, prompt.tokens) as logits:
+            with _net(json_path, record.head(plan, prompt, provenance)) as keep, Steps() as steps:
 
-            def sink(window: Window, table: cells.Cells, single: Rows, block: Rows) -> None:
-                keep(window, table, single, block)
-                logits.add(window, single, block)
+                def sink(window: Window, table: cells.Cells, single: Rows, block: Rows) -> None:
+                    keep(window, table, single, block)
+                    logits.add(window, single, block)
 
-            measured = compare(memory, plan, prompt.tokens, session.quantized, steps, sink)
-        made = record.build(plan, prompt, provenance, measured, _piece(session.model), seconds)
-    _write(made, json_path)
+                measured = compare(memory, plan, prompt.tokens, session.quantized, steps, sink)
+            made = record.build(plan, prompt, provenance, measured, _piece(session.model), seconds)
+            if json_path is not None:
+                save(record.dumps(made), json_path)
     _raise_error(measured)
     return made
 
@@ -70,7 +66,7 @@ def _net(json_path: str | None, head: dict[str, Any]) -> Iterator[Sink]:
         yield lambda window, table, single, block: None
         return
     unfinished = {**head, "complete": False, "outcome": "aborted", "cells": "CELLS"}
-    before, after = record.dumps(unfinished).split('"CELLS"')
+    before, after = record.dumps(unfinished).rsplit('"CELLS"', 1)
     net.arm(json_path, f"{before}[", f"]{after}")
     try:
         yield lambda window, table, single, block: net.append(
@@ -78,13 +74,3 @@ def _net(json_path: str | None, head: dict[str, Any]) -> Iterator[Sink]:
         )
     finally:
         net.disarm()
-
-
-def _write(made: dict[str, Any], json_path: str | None) -> None:
-    if json_path == "-":
-        click.echo(record.dumps(made), nl=False)
-    elif json_path is not None:
-        try:
-            Path(json_path).write_text(record.dumps(made), "utf-8")
-        except OSError as error:
-            raise FileError(f"--json {harmless(json_path)}: {error.strerror}") from error

@@ -8,14 +8,16 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 import csb
 from csb.errors import CsbError, InvalidMeasurement
 from csb.exit_codes import Exit, help_text
+from csb.render.output import discard_stdout
 from csb.render.text import harmless
 
 # name: module and its click command, imported only when asked for
@@ -62,8 +64,27 @@ def app() -> None:
     """
 
 
-def _stop(signum: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM interrupt once: a second one must not lose what is then being saved.
+
+    A signal that is ignored (a shell's `&` does that to Ctrl-C) stays so.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {n: h for n in numbers if (h := signal.getsignal(n)) is not signal.SIG_IGN}
+
+    def stop(signum: int, frame: FrameType | None) -> NoReturn:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _say(text: str) -> None:
@@ -79,7 +100,7 @@ def _run(arguments: list[str] | None) -> int:
         return done.exit_code
     except click.UsageError as error:
         where = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-        _say(error.format_message() + where)
+        _say(error.format_message().rstrip(".") + where)
         return Exit.ERROR
     except click.ClickException as error:
         _say(error.format_message())
@@ -90,8 +111,6 @@ def _run(arguments: list[str] | None) -> int:
     except InvalidMeasurement as error:
         _say(str(error))
         return Exit.INVALID
-    except BrokenPipeError:
-        raise
     except (CsbError, ValueError, OSError) as error:
         if os.environ.get("CSB_DEBUG") == "1":
             traceback.print_exc()
@@ -104,19 +123,13 @@ def _run(arguments: list[str] | None) -> int:
         return Exit.ERROR
 
 
-def _quiet_stdout() -> None:
-    """Nobody reads stdout any more: what is still buffered must not raise at exit."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
-    signal.signal(signal.SIGTERM, _stop)
-    code: Any = Exit.DONE
-    try:
+    with _signals():
         code = _run(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _quiet_stdout()
+    try:
+        if sys.stdout is not None:  # closed by whoever started csb
+            sys.stdout.flush()
+    except OSError:
+        discard_stdout()
     return int(code)

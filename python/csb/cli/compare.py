@@ -11,37 +11,62 @@ from csb import verdict
 from csb.cli import options
 from csb.exit_codes import Exit
 from csb.plan import PREFIXES, ComparePlan
+from csb.render.output import say
 
 
 @click.command("compare")
 @options.model_options
 @options.context_options
 @options.prompt_options
-@click.option("-n", "--predict", "n_gen", type=options.COUNT, default=100, show_default=True)
-@click.option("-W", "--block-width", "width", type=options.COUNT, default=5, show_default=True)
+@options.count("-n", "--predict", "n_gen", default=100, help="tokens of the trajectory (100)")
+@options.count("-W", "--block-width", "width", default=5, help="tokens of a block (5)")
+@options.count("--stride", default=1, help="a window at every N-th position (1)")
 @click.option(
-    "--stride", type=options.COUNT, default=1, help="every how many positions a window (1)"
+    "--prefix",
+    type=click.Choice(PREFIXES),
+    default="auto",
+    help="how each window gets its memory (auto)",
 )
-@click.option("--prefix", type=click.Choice(PREFIXES), default="auto", show_default=True)
-@click.option("--temp", "temperature", type=click.FloatRange(0, min_open=True), default=1.0)
+@click.option(
+    "--temp",
+    "temperature",
+    type=options.Number(0, min_open=True),
+    metavar="X",
+    default=1.0,
+    help="temperature of the probabilities that are compared (1.0)",
+)
 @click.option(
     "--decided",
-    type=click.FloatRange(0),
+    type=options.Number(0),
+    metavar="X",
     default=2.0,
     help="margin from which a flip is suspicious (2.0)",
 )
-@click.option("--fail-on", type=click.Choice(verdict.FAIL_ON), default="flip", show_default=True)
-@click.option("--verbose", "--full", "full", is_flag=True, help="trajectory, dlogit band, cells")
-@click.option("--save-logits", type=options.Output(), metavar="FILE.npz", help="every row")
+@click.option(
+    "--fail-on",
+    type=click.Choice(verdict.FAIL_ON),
+    default="flip",
+    help="which flips make the exit code 1 (flip)",
+)
+@click.option(
+    "--verbose", "--full", "full", is_flag=True, help="also trajectory, dlogit band and all cells"
+)
+@click.option(
+    "--save-logits",
+    type=options.Output(),
+    metavar="FILE.npz",
+    help="save every logits row of both paths",
+)
 @options.json_option
 def command(fail_on: str, full: bool, json_path: str | None, **given: Any) -> int:
     """Decode an AR trajectory's windows singly and as blocks, and measure the gap."""
     from csb.run import run_compare
 
+    prompt = options.prompt_plan(given)  # before a model is fetched for nothing
     plan = ComparePlan(
         model=options.model_plan(given),
         context=options.context_plan(given),
-        prompt=options.prompt_plan(given),
+        prompt=prompt,
         n_gen=given["n_gen"],
         width=given["width"],
         stride=given["stride"],
@@ -54,7 +79,7 @@ def command(fail_on: str, full: bool, json_path: str | None, **given: Any) -> in
     if json_path != "-":
         from csb.render.compare import render
 
-        click.echo(render(record, full), nl=False)
+        say(render(record, full))
     if not record["complete"]:
         return Exit.INTERRUPTED
     return verdict.exit_code(verdict.Outcome(record["outcome"]), record["summary"], fail_on)

@@ -7,29 +7,34 @@ from typing import Any
 
 import click
 
+from csb.cli import options
 from csb.models import catalog, store
+from csb.render.output import save, say
 from csb.render.text import harmless
 
 
 @click.command("models")
 @click.option("--fetch", "name", metavar="NAME", help="fetch this model (all its variants)")
-@click.option("--json", "as_json", is_flag=True, help="as JSON")
-def command(name: str | None, as_json: bool) -> None:
+@options.json_option
+def command(name: str | None, json_path: str | None) -> None:
     """List the models csb can fetch, and fetch them into the cache folder."""
     if name is not None:
         entry = catalog.find(name)
         _fetch(entry)
     rows = [_row(entry, v) for entry in catalog.ENTRIES for v in catalog.status(entry)]
-    if as_json:
-        click.echo(json.dumps(rows, indent=1))
-        return
-    for row in rows:
-        size = f"{row['size'] / 1e6:.0f} MB" if row["size"] else ""
-        click.echo(
-            f"{row['name']}  {row['variant']:<5} {row['state']:<8} {size:>7}  "
-            f"{harmless(row['path'] or '')}".rstrip()
-        )
-    click.echo(f"cache: {harmless(str(store.cache_dir()))}")
+    if json_path is not None:
+        save(json.dumps(rows, indent=1) + "\n", json_path)
+    if json_path != "-":
+        say("".join(_line(row) for row in rows) + f"cache: {harmless(str(store.cache_dir()))}\n")
+
+
+def _line(row: dict[str, Any]) -> str:
+    size = f"{row['size'] / 1e6:.0f} MB" if row["size"] else ""
+    return (
+        f"{row['name']}  {row['variant']:<5} {row['state']:<8} {size:>7}  "
+        f"{harmless(row['path'] or '')}".rstrip()
+        + "\n"
+    )
 
 
 def _row(entry: catalog.Entry, status: catalog.VariantStatus) -> dict[str, Any]:

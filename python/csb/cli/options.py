@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -12,10 +13,20 @@ from typing import Any, TypeVar
 
 import click
 
-from csb.errors import CsbError, FileError
+from csb.errors import FileError
 from csb.plan import CACHE_TYPES, DEFAULT_PROMPT, ContextPlan, ModelPlan, PromptPlan
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Number(click.FloatRange):
+    """Finite: nan is neither below nor above a limit."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number", param, ctx)
+        return number
 
 
 class Layers(click.ParamType):
@@ -41,38 +52,29 @@ class Tokens(click.ParamType):
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
         if not isinstance(value, str):
             return tuple(value)
-        if re.fullmatch(r"[\d\s,]+", value):
-            text, source = value, "token ids"
-        else:
-            path = Path(value)
-            try:
-                text = path.read_text("utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or "is no text file"
-                self.fail(f"{value}: {reason}", param, ctx)
-            source = value
-            if text.lstrip().startswith("{"):
-                return self._of_record(path, param, ctx)
         try:
-            ids = (
-                json.loads(text)
-                if text.lstrip().startswith("[")
-                else text.replace(",", " ").split()
-            )
-            made = tuple(int(i) for i in ids)
-        except (ValueError, TypeError):
-            self.fail(f"{source}: must be token ids, as 1,2,3", param, ctx)
-        if not made:
-            self.fail(f"{source}: holds no token ids", param, ctx)
-        return made
-
-    def _of_record(self, path: Path, param: Any, ctx: Any) -> tuple[int, ...]:
-        from csb.record import load
-
-        try:
-            return tuple(load(path)["prompt_tokens"])
-        except CsbError as error:
+            ids = self._read(value)
+        except FileError as error:
             self.fail(str(error), param, ctx)
+        except OSError as error:
+            self.fail(f"{value}: {error.strerror}", param, ctx)
+        except ValueError:
+            ids = None
+        if not isinstance(ids, list) or any(type(i) is not int for i in ids):
+            self.fail(f"{value}: must be token ids, as 1,2,3", param, ctx)
+        if not ids:
+            self.fail(f"{value}: holds no token ids", param, ctx)
+        return tuple(ids)
+
+    def _read(self, value: str) -> Any:
+        text = value if re.fullmatch(r"[-\d\s,]+", value) else Path(value).read_text("utf-8")
+        if text.lstrip().startswith("{"):
+            from csb.record import load
+
+            return load(Path(value)).get("prompt_tokens")
+        if text.lstrip().startswith("["):
+            return json.loads(text)
+        return [int(i) for i in text.replace(",", " ").split()]
 
 
 class Flash(click.ParamType):
@@ -94,41 +96,80 @@ def _stack(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return apply
 
 
-COUNT = click.IntRange(min=1)
+CACHE_TYPE = click.Choice(CACHE_TYPES)
+CACHE_HELP = f"{', '.join(CACHE_TYPES)} (f16)"
+
+
+def count(*names: str, help: str, default: int | None = None) -> Callable[[F], F]:
+    """An option that takes a number from 1 on."""
+    return click.option(*names, type=click.IntRange(min=1), metavar="N", default=default, help=help)
+
 
 model_options = _stack(
     click.option(
         "-m", "--model", "model", metavar="FILE", help="GGUF file; none: the default model"
     ),
-    click.option("-ngl", "--n-gpu-layers", type=Layers(), help="layers on the device (all)"),
-    click.option("-dev", "--device", "devices", metavar="NAMES", help="devices, or none"),
-    click.option("-sm", "--split-mode", type=click.Choice(["none", "layer", "row"])),
-    click.option("-mg", "--main-gpu", type=click.IntRange(min=0)),
-    click.option("-ts", "--tensor-split", metavar="N,N"),
-    click.option("--repack/--no-repack", default=True, help="repacked weights (on)"),
-    click.option("--mmap/--no-mmap", default=True, help="map the file (on)"),
+    click.option(
+        "-ngl", "--n-gpu-layers", type=Layers(), metavar="N|all", help="layers on the device (all)"
+    ),
+    click.option(
+        "-dev", "--device", "devices", metavar="NAMES", help="devices to use, or none (all)"
+    ),
+    click.option(
+        "-sm",
+        "--split-mode",
+        type=click.Choice(["none", "layer", "row"]),
+        help="how devices share the model",
+    ),
+    click.option(
+        "-mg",
+        "--main-gpu",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="the device with -sm none",
+    ),
+    click.option("-ts", "--tensor-split", metavar="N,N", help="each device's share of the model"),
+    click.option("--repack/--no-repack", default=True, help="repack quantized weights (on)"),
+    click.option("--mmap/--no-mmap", default=True, help="map the file into memory (on)"),
 )
 
 context_options = _stack(
-    click.option("-c", "--ctx-size", "n_ctx", type=COUNT, default=4096, show_default=True),
-    click.option("-b", "--batch-size", "n_batch", type=COUNT, default=512, show_default=True),
-    click.option("-ub", "--ubatch-size", "n_ubatch", type=COUNT, default=512, show_default=True),
-    click.option("-t", "--threads", type=COUNT, help="threads (the physical cores)"),
-    click.option("-tb", "--threads-batch", type=COUNT, help="threads for blocks (as -t)"),
-    click.option("-fa", "--flash-attn", type=Flash(), default="auto", show_default=True),
-    click.option("-ctk", "--cache-type-k", type=click.Choice(CACHE_TYPES), default="f16"),
-    click.option("-ctv", "--cache-type-v", type=click.Choice(CACHE_TYPES), default="f16"),
-    click.option("--op-offload/--no-op-offload", default=True),
-    click.option("--kv-offload/--no-kv-offload", default=True),
-    click.option("--swa-full/--no-swa-full", default=True, help="full-size sliding window (on)"),
+    count("-c", "--ctx-size", "n_ctx", default=4096, help="tokens the memory holds (4096)"),
+    count("-b", "--batch-size", "n_batch", default=512, help="most tokens of a call (512)"),
+    count("-ub", "--ubatch-size", "n_ubatch", default=512, help="and of one graph (512)"),
+    count("-t", "--threads", help="threads (the physical cores)"),
+    count("-tb", "--threads-batch", help="threads for more than one token (as -t)"),
+    click.option(
+        "-fa",
+        "--flash-attn",
+        type=Flash(),
+        metavar="on|off|auto",
+        default="auto",
+        help="flash attention (auto)",
+    ),
+    click.option(
+        "-ctk", "--cache-type-k", type=CACHE_TYPE, metavar="TYPE", default="f16", help=CACHE_HELP
+    ),
+    click.option(
+        "-ctv", "--cache-type-v", type=CACHE_TYPE, metavar="TYPE", default="f16", help="likewise"
+    ),
+    click.option("--op-offload/--no-op-offload", default=True, help="large host ops too (on)"),
+    click.option("--kv-offload/--no-kv-offload", default=True, help="cache on the device (on)"),
+    click.option(
+        "--swa-full/--no-swa-full", default=True, help="full-size sliding-window cache (on)"
+    ),
 )
 
 prompt_options = _stack(
     click.option("-p", "--prompt", metavar="TEXT", help=f'the prompt ("{DEFAULT_PROMPT}")'),
     click.option("-f", "--file", metavar="FILE", help="the prompt from a file, - is stdin"),
-    click.option("--tokens", type=Tokens(), help="the prompt as token ids, or a record's"),
+    click.option(
+        "--tokens", type=Tokens(), help="the prompt as token ids 1,2,3, a file's or a record's"
+    ),
     click.option("--system", metavar="TEXT", help="a system message, with a chat template"),
-    click.option("--chat-template/--no-chat-template", default=True, help="(on)"),
+    click.option(
+        "--chat-template/--no-chat-template", default=True, help="the model's own, if any (on)"
+    ),
 )
 
 
@@ -179,10 +220,8 @@ def context_plan(options: dict[str, Any]) -> ContextPlan:
 
 
 def prompt_plan(options: dict[str, Any]) -> PromptPlan:
-    given = [name for name in ("prompt", "file", "tokens") if options[name] is not None]
-    if len(given) > 1:
-        names = {"prompt": "-p", "file": "-f", "tokens": "--tokens"}
-        raise click.UsageError(f"give one of {', '.join(names[g] for g in given)}, not all")
+    if sum(options[name] is not None for name in ("prompt", "file", "tokens")) > 1:
+        raise click.UsageError("give only one of -p, -f and --tokens", click.get_current_context())
     text = options["prompt"]
     if options["file"] is not None:
         text = _read_prompt(options["file"])
@@ -207,11 +246,13 @@ def _read_prompt(name: str) -> str:
 class Output(click.ParamType):
     """A file that will be written after a long run: whether it can be is found out before."""
 
-    name = "FILE|-"
+    def __init__(self, stdout: bool = False) -> None:
+        self.stdout = stdout
+        self.name = "FILE|-" if stdout else "FILE"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
         path = Path(value)
-        if value == "-":
+        if value == "-" and self.stdout:
             return str(value)
         new = not path.exists()
         try:
@@ -225,5 +266,5 @@ class Output(click.ParamType):
 
 
 json_option = click.option(
-    "--json", "json_path", type=Output(), help="the record; - alone on stdout"
+    "--json", "json_path", type=Output(stdout=True), help="save as JSON; -: JSON alone on stdout"
 )

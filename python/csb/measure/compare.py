@@ -103,14 +103,13 @@ class _Run:
             width=self.plan.width,
             quantized=self.quantized,
             token_seconds=(ar_end - first) / len(ids),
-            prefill_seconds=(first - begin) / max(1, len(self.prompt) - 1),
             record=self.made.prefix,
         )
         count = itertools.count(1)
         if self.plan.prefix == "incremental":  # while the AR run's memory is still there
             for _ in self._incremental(walk):
                 self.progress("windows", next(count), len(todo))
-        control_seconds = self._first_window(todo[0])
+        walk.prefill_seconds, control_seconds = self._first_window(todo[0])
         self.progress("windows", next(count), len(todo))
         if self.plan.prefix != "incremental":
             for window in prefix.STRATEGIES[self.plan.prefix](walk, todo[1:]):
@@ -132,13 +131,16 @@ class _Run:
             "own_share": (span - inside) / span,
         }
 
-    def _first_window(self, window: Window) -> float:
-        """Window 0, always on a fresh prefill, and the controls on it; their seconds."""
+    def _first_window(self, window: Window) -> tuple[float, float]:
+        """Window 0, always on a fresh prefill, and the controls on it. Seconds for each prefilled
+        token, and of the controls."""
+        begin = time.perf_counter()
         self.memory.prefill(self.prompt[:-1])
+        prefill = (time.perf_counter() - begin) / max(1, window.prefix)
         single, block = self._measure(window)
         begin = time.perf_counter()
-        self.made.controls = controls.run(self.memory, window, self.made.trajectory, single, block)
-        return time.perf_counter() - begin
+        controls.run(self.made.controls, self.memory, window, self.made.trajectory, single, block)
+        return prefill, time.perf_counter() - begin
 
     def _rows(self, n: int) -> Rows:
         return np.empty((n, self.memory.context.n_vocab), np.float32)

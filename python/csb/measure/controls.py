@@ -53,10 +53,14 @@ def difference(a: Rows, b: Rows) -> dict[str, Any]:
 
 
 def run(
-    memory: Memory, window: Window, trajectory: Trajectory, single: Rows, block: Rows
-) -> Controls:
+    seen: Controls,
+    memory: Memory,
+    window: Window,
+    trajectory: Trajectory,
+    single: Rows,
+    block: Rows,
+) -> None:
     """Checks window 0's rows, already measured, against the AR run and against a second time."""
-    seen = Controls()
     pairs = {"ar_equal": (single, trajectory.first_rows[: len(single)])}
     again = np.empty_like(single)
     memory.rewind(window.prefix)
@@ -80,4 +84,3 @@ def run(
     seen.token_differs = not same_bits(changed_block[:1], block[:1]) and not same_bits(
         changed_single, single[:1]
     )
-    return seen

@@ -3,8 +3,10 @@
 What can differ between a fresh prefill of L tokens and a longer one cut back to L is the last
 ubatch: it has r rows in the fresh one and R in the shared one, and kernels depend on their number.
 So at probed lengths the memory's bytes are compared, and a window is shared only if its r lies
-between two probed equal r of the same class with no unequal one between them. r = 1 counts only if
-probed itself. With flash attention r < 64 and r >= 64 are classes of their own, and so is each R.
+between two probed equal r of the same class with no unequal one between them. r = 1 is never
+shared: a lone row takes other kernels nearly everywhere, and its few bytes may agree by luck (a
+16-bit cache rounds differences away) at one length and differ at the next. With flash attention r < 64 and r >= 64
+are classes of their own, and so is each R.
 """
 
 from __future__ import annotations
@@ -13,10 +15,14 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from csb.errors import InvalidMeasurement
 from csb.measure.memory import Memory
 
 TILE = 64  # rows from which flash attention takes its tiled kernel on CPU (GGML_FA_TILE_Q)
 CONSECUTIVE = 8  # lengths in a row among the probes: kernels treat remainders of 4 and 8 apart
+RUN_START = 9  # where that run begins unless the windows begin earlier
 FEWEST, MOST = 12, 20
 LIMIT = 0.15  # of the run's time, for probes and controls together
 
@@ -42,27 +48,31 @@ def shape_of(length: int, total: int, n_batch: int, n_ubatch: int, flash: bool) 
 def choose(lengths: Sequence[int], shapes: dict[int, Shape], budget: float) -> list[int]:
     """Lengths to probe, FEWEST to MOST of them and at most `budget` tokens; [] if that can't be.
 
-    For each class the smallest and the largest r that the windows have, and r = 1; a run of
-    consecutive r from the small end of the largest class; then more, spread evenly. For each r the
-    shortest prefix that has it, where prefill is cheapest.
+    For each class the smallest and the largest r that the windows have; in the class with most
+    windows a run of consecutive r, then more, spread evenly. For each r the shortest
+    prefix that has it, and for the run small r where the windows begin later: there prefill is
+    cheapest.
     """
     cheapest = {shapes[length]: length for length in sorted(shapes, reverse=True)}
     classes: dict[tuple[int, bool], set[int]] = {}
     for length in lengths:
-        classes.setdefault(shapes[length].group, set()).add(shapes[length].r)
+        if shapes[length].r > 1:
+            classes.setdefault(shapes[length].group, set()).add(shapes[length].r)
+    if not classes:
+        return []
     largest = max(classes, key=lambda group: len(classes[group]))
-    span = sorted(classes[largest] - {1})
+    span = sorted(classes[largest])
 
     must: list[Shape] = []
     for group, rs in classes.items():
-        inner = sorted(rs - {1})
-        must += [Shape(group, r) for r in [1] * (1 in rs) + inner[:1] + inner[-1:]]
-    must += [Shape(largest, r) for r in span[:CONSECUTIVE]]
+        must += [Shape(group, min(rs)), Shape(group, max(rs))]
+    first = min(span[0], RUN_START)
+    there = sorted(shape.r for shape in cheapest if shape.group == largest and shape.r >= first)
+    must += [Shape(largest, r) for r in there[:CONSECUTIVE]]
     spread = [
         Shape(largest, span[len(span) * k // parts])
         for parts in (2, 4, 8, 16)
         for k in range(1, parts, 2)
-        if span
     ]
     chosen: dict[int, None] = {cheapest[shape]: None for shape in must}  # an ordered set
     for shape in spread:
@@ -76,12 +86,12 @@ def choose(lengths: Sequence[int], shapes: dict[int, Shape], budget: float) -> l
 
 def shareable(shape: Shape, equal: dict[Shape, bool]) -> bool:
     """Whether a window that ends like this may use the shared memory."""
-    if shape in equal or shape.r == 1:
-        return equal.get(shape, False)
-    same = {s.r: ok for s, ok in equal.items() if s.group == shape.group and s.r > 1}
-    below = max((r for r in same if r < shape.r), default=None)
-    above = min((r for r in same if r > shape.r), default=None)
-    return below is not None and above is not None and same[below] and same[above]
+    same = {s.r: ok for s, ok in equal.items() if s.group == shape.group}
+    below = max((r for r in same if r <= shape.r), default=None)
+    above = min((r for r in same if r >= shape.r), default=None)
+    if shape.r == 1 or below is None or above is None:
+        return False
+    return same[below] and same[above]
 
 
 def state_digest(memory: Memory) -> bytes:
@@ -91,16 +101,20 @@ def state_digest(memory: Memory) -> bytes:
 def probe(memory: Memory, text: Sequence[int], lengths: Sequence[int]) -> dict[int, bool]:
     """{length: its fresh prefill's bytes are the shared one's}. `text` is the shared prefix.
 
-    Ends with the memory holding `text`, prefilled once more: the caller walks down from there.
+    Ends with the shared prefill in the memory, put back from its bytes: the caller walks down.
     """
     fresh = {}
     for length in lengths:
         memory.prefill(text[:length])
         fresh[length] = state_digest(memory)
     memory.prefill(text)
+    whole = memory.context.save()
     shared = {}
     for length in sorted(lengths, reverse=True):
         memory.rewind(length)
         shared[length] = state_digest(memory)
-    memory.prefill(text)
+    memory.wipe()
+    memory.context.restore(whole)
+    if not np.array_equal(memory.context.save(), whole):
+        raise InvalidMeasurement("the shared prefill could not be put back bit for bit")
     return {length: fresh[length] == shared[length] for length in lengths}

@@ -47,9 +47,9 @@ class Walk:
     windows: list[Window]
     width: int
     quantized: bool
-    token_seconds: float  # of the AR run's single decodes, for the probes' share
-    prefill_seconds: float  # per prompt token
     record: PrefixRecord
+    token_seconds: float  # of the AR run's single decodes, for the probes' share
+    prefill_seconds: float = 0.0  # per token of window 0's prefill, the first warm one
 
     @property
     def longest(self) -> list[int]:
@@ -111,10 +111,9 @@ def _proven(walk: Walk, windows: list[Window]) -> list[Window]:
     lengths = [w.prefix for w in windows if w.prefix > 0]
     run_seconds = len(windows) * (walk.width + 2) * walk.token_seconds
     spare = evidence.LIMIT * run_seconds - (3 * walk.width + 2) * walk.token_seconds
-    # Two prefills of everything belong to the probes: one to compare with, one to put it back.
-    budget = spare / walk.prefill_seconds - 2 * total if walk.prefill_seconds else 0.0
+    budget = spare / walk.prefill_seconds - total if walk.prefill_seconds else 0.0
     probes = evidence.choose(lengths, shapes, budget) if lengths else []
-    if not probes or sum(lengths) <= sum(probes) + 2 * total:
+    if not probes or sum(lengths) <= sum(probes) + total:
         walk.record.reason = "too few windows for probes to pay"
         return []
     begin, decoded = time.perf_counter(), context.decode_seconds

@@ -35,6 +35,8 @@ class Prompt:
 def resolve(plan: PromptPlan, model: Model) -> Prompt:
     """Raises ArgumentError for a prompt that can't be used, TemplateError for a broken template."""
     if plan.tokens is not None:
+        if plan.system is not None:
+            raise ArgumentError("--system needs a text prompt: give it with -p or -f")
         for token in plan.tokens:
             if not 0 <= token < model.n_vocab:
                 raise ArgumentError(

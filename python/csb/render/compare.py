@@ -57,6 +57,10 @@ def _pairs(record: Record) -> Iterator[str]:
         yield f"{name:<28}{columns}"
 
 
+def _piece(record: Record, token: int) -> str:
+    return harmless(record["pieces"].get(str(token), ""))
+
+
 def _number(value: float | None, form: str) -> str:
     return "nan" if value is None else format(value, form)
 
@@ -68,21 +72,23 @@ def _flips(record: Record) -> Iterator[str]:
     )
 
     def token(i: int) -> str:
-        return f"{i:>6}('{record['pieces'].get(str(i), '')}')"
+        return f"{i:>6}('{_piece(record, i)}')"
 
     for f in record["flips"]:
         yield f"FLIP at pos={f['pos']} (window t={f['t']}, block offset j={f['j']}):"
         yield (
-            f"  single argmax={token(f['single_id'])} l={f['l_single_max']:.4f} | "
-            f"block argmax={token(f['block_id'])} l={f['l_block_max']:.4f}"
+            f"  single argmax={token(f['single_id'])} l={_number(f['l_single_max'], '.4f')} | "
+            f"block argmax={token(f['block_id'])} l={_number(f['l_block_max'], '.4f')}"
         )
+        l_s, l_b = f["l_s"], f["l_b"]
+        gap = None if None in (l_s, l_b) else l_s - l_b
         yield (
-            f"  AR token={token(f['ar_id'])} l_s={f['l_s']:.4f} l_b={f['l_b']:.4f} "
-            f"dlogit={f['l_s'] - f['l_b']:+.4f}"
+            f"  AR token={token(f['ar_id'])} l_s={_number(l_s, '.4f')} l_b={_number(l_b, '.4f')} "
+            f"dlogit={_number(gap, '+.4f')}"
         )
         if f["single_id"] != f["ar_id"]:
             yield (
-                "  note: single-path argmax also deviates from the AR trajectory: "
+                "  note: single-path argmax also deviates from the AR trajectory — "
                 "prefill-vs-incremental drift, not a block effect"
             )
 
@@ -186,8 +192,7 @@ def _bound(record: Record) -> Iterator[str]:
 def _trajectory(record: Record) -> Iterator[str]:
     yield "=== AR trajectory ==="
     for p, a in enumerate(record["ar"]):
-        text = record["pieces"].get(str(a["id"]), "")
-        yield f"{p:>5} {a['id']:>7} {a['logit']:>12.6f}  '{text}'"
+        yield f"{p:>5} {a['id']:>7} {a['logit']:>12.6f}  '{_piece(record, a['id'])}'"
 
 
 def _band(record: Record) -> Iterator[str]:

@@ -1,0 +1,45 @@
+"""Where results go: stdout, which may be closed or of a narrow encoding, and files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from csb.errors import FileError
+from csb.render.text import harmless
+
+
+def say(text: str) -> None:
+    """A result's text to stdout. If nobody reads it the output ends, and the exit code stays."""
+    _write(text.encode(getattr(sys.stdout, "encoding", None) or "utf-8", "backslashreplace"))
+
+
+def save(text: str, path: str) -> None:
+    """JSON to a file, or alone to stdout for "-", always as UTF-8."""
+    if path == "-":
+        _write(text.encode())
+        return
+    try:
+        Path(path).write_text(text, "utf-8")
+    except OSError as error:
+        raise FileError(f"--json {harmless(path)}: {error.strerror}") from error
+
+
+def _write(data: bytes) -> None:
+    try:
+        click.echo(data, nl=False)
+    except BrokenPipeError:
+        discard_stdout()
+    except OSError as error:
+        discard_stdout()
+        raise FileError(f"stdout: {error.strerror}") from error
+
+
+def discard_stdout() -> None:
+    """What stdout still buffers must not raise again at exit."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
