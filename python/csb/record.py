@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,7 @@ def build(
 ) -> Record:
     """The seed's keys and csb's. `piece` gives a token's bytes."""
     table = measured.cells
-    measured.controls.one_row_equal = statistics.unequal_one_row(table) == 0
-    controls = {
-        **asdict(measured.controls),
-        "failed": measured.controls.failed,
-        "complete": measured.controls.complete,
-    }
+    controls = measured.controls.to_json()
     summary = statistics.summarise(table, plan.decided)
     complete = measured.stopped is None
     outcome = verdict.judge(summary, controls, complete)

@@ -27,12 +27,12 @@ def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, An
     """
     with open_session(plan.model, plan.context) as session:
         prompt = resolve(plan.prompt, session.model)
-        for note in prompt.notes:
-            click.echo(f"csb: {note}", err=True)
         memory = session.memory
         plan.check(
             len(prompt.tokens), session.context.value("n_batch"), session.context.value("n_ctx_seq")
         )
+        for note in prompt.notes:
+            click.echo(f"csb: {note}", err=True)
         provenance = session.provenance()
         seconds = {"load": session.load_seconds, "hash": provenance.pop("hash_seconds")}
         with LogitsFile(plan.save_logits, prompt.tokens) as logits:

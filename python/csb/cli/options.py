@@ -252,7 +252,9 @@ class Output(click.ParamType):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
         path = Path(value)
-        if value == "-" and self.stdout:
+        if value == "-":
+            if not self.stdout:
+                self.fail("-: must be a file", param, ctx)
             return str(value)
         new = not path.exists()
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from csb import cells
+from csb import cells, statistics
 from csb.errors import CsbError
 from csb.measure import controls, prefix, trajectory
 from csb.measure.memory import Memory
@@ -63,6 +63,8 @@ def compare(
         _Run(memory, plan, prompt, quantized, progress, sink, made).run()
     except (KeyboardInterrupt, CsbError) as error:
         made.stopped = error
+    if made.parts:
+        made.controls.one_row_equal = statistics.unequal_one_row(made.cells) == 0
     return made
 
 

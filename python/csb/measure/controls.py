@@ -32,13 +32,12 @@ class Controls:
     def failed(self) -> list[str]:
         return [name for name, value in asdict(self).items() if name != "noise" and value is False]
 
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "failed": self.failed, "complete": self.complete}
+
     @property
     def complete(self) -> bool:
         return None not in (self.ar_equal, self.repeat_equal, self.token_differs)
-
-    @property
-    def ok(self) -> bool:
-        return self.complete and not self.failed
 
 
 def difference(a: Rows, b: Rows) -> dict[str, Any]:

@@ -29,8 +29,8 @@ class Memory:
         self._state: npt.NDArray[np.uint8] | None = None
 
     def wipe(self) -> None:
-        if not self.context.remove(0):
-            raise InvalidMeasurement("llama.cpp could not empty its memory")
+        if not self.context.remove(0) or self.context.bounds() != (-1, -1):
+            raise InvalidMeasurement("llama.cpp did not empty its memory: stale state")
         self._state = None
 
     def extend(self, tokens: Sequence[int], start: int, rows: int) -> None:
