@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def fetch(pin: dict[str, Any], get: Callable[[dict[str, Any], Path], Path] = dow
             tree.mkdir()
             unpack(get(pin, Path(tmp)), pin, tree)
             install(tree, target)
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise FetchError(f"cannot put llama.cpp's source into {root}: {error}; {REMEDY}") from error
     return target
 

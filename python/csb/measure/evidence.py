@@ -5,8 +5,8 @@ ubatch: it has r rows in the fresh one and R in the shared one, and kernels depe
 So at probed lengths the memory's bytes are compared, and a window is shared only if its r lies
 between two probed equal r of the same class with no unequal one between them. r = 1 is never
 shared: a lone row takes other kernels nearly everywhere, and its few bytes may agree by luck (a
-16-bit cache rounds differences away) at one length and differ at the next. With flash attention r < 64 and r >= 64
-are classes of their own, and so is each R.
+16-bit cache rounds differences away) at one length and differ at the next. With flash attention
+r < 64 and r >= 64 are classes of their own, and so is each R.
 """
 
 from __future__ import annotations

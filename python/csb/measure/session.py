@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from csb.errors import ArgumentError
@@ -43,6 +42,10 @@ class Session:
             self.context.value(t) for t in ("type_k", "type_v") if t in self.context.parameters
         }
         return not used <= PLAIN
+
+    def another_context(self) -> Context:
+        """A second context like this session's, for methods that need two."""
+        return _context(self.model, self.asked)
 
     def parameters(self) -> dict[str, dict[str, Any]]:
         """Every parameter with the value it became and where that was read: a public getter, the
@@ -104,13 +107,17 @@ def check_devices(devices: str | None) -> None:
                 )
 
 
+def _context(model: Model, plan: ContextPlan) -> Context:
+    return Context(model, **asdict(plan))  # a plan's fields are a context's options
+
+
 @contextlib.contextmanager
 def open_session(model_plan: ModelPlan, context_plan: ContextPlan) -> Iterator[Session]:
     check_devices(model_plan.devices)
     begin = time.perf_counter()
     with (
         Model(
-            os.fspath(model_plan.path),
+            model_plan.path,
             n_gpu_layers=model_plan.n_gpu_layers,
             devices=model_plan.devices,
             split_mode=model_plan.split_mode,
@@ -119,19 +126,6 @@ def open_session(model_plan: ModelPlan, context_plan: ContextPlan) -> Iterator[S
             use_extra_bufts=model_plan.repack,
             use_mmap=model_plan.mmap,
         ) as model,
-        Context(
-            model,
-            n_ctx=context_plan.n_ctx,
-            n_batch=context_plan.n_batch,
-            n_ubatch=context_plan.n_ubatch,
-            n_threads=context_plan.n_threads,
-            n_threads_batch=context_plan.n_threads_batch,
-            flash_attn=context_plan.flash_attn,
-            type_k=context_plan.type_k,
-            type_v=context_plan.type_v,
-            offload_kqv=context_plan.offload_kqv,
-            op_offload=context_plan.op_offload,
-            swa_full=context_plan.swa_full,
-        ) as context,
+        _context(model, context_plan) as context,
     ):
         yield Session(model, context, model_plan, context_plan, time.perf_counter() - begin)

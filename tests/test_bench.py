@@ -1,0 +1,40 @@
+"""`csb bench` on a tiny model: the numbers' relations, no absolute time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import TinyModel
+from csb.bench import run as bench
+from csb.bench.methods import METHODS, Timed
+from csb.cli.app import main
+
+pytestmark = pytest.mark.native
+
+
+def test_bench(tiny_model: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tiny_model("llama", "bf16", n_layer=2)
+    command = ["bench", "-m", str(path), "--tokens", "1,2,3,4,5", "-n", "6", "-W", "3"]
+    assert main([*command, "-c", "256", "-t", "1", "-fa", "off", "--runs", "2", "--json", "-"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    rows = {row["method"]: row for row in record["methods"]}
+    assert list(rows) == list(METHODS)
+    for name in ("reprefill", "shared", "auto"):
+        row = rows[name]
+        assert row["same_bits"] is True
+        extra = row["probes_and_controls"] * row["seconds"]
+        bound = rows["seed"]["seconds"] / (rows["decodes"]["seconds"] + extra)
+        speedup = rows["seed"]["seconds"] / row["seconds"]
+        assert row["of_bound"] == pytest.approx(speedup / bound)
+        assert 0 < row["own_share"] < 1
+    memory = record["peak_memory"]
+    assert memory["over"] == pytest.approx(memory["compare"] / memory["decodes"] - 1)
+
+
+def test_same_bits_can_fail() -> None:
+    reference = Timed(1.0, [(0, 0, 1.5, -0.0)])
+    assert bench.same_bits([Timed(1.0, [(0, 0, 1.5, -0.0)])], reference)
+    assert not bench.same_bits([Timed(1.0, [(0, 0, 1.5, 0.0)])], reference)
+    assert not bench.same_bits([Timed(1.0, [])], reference)
+    assert not bench.same_bits([Timed(1.0, [])], Timed(1.0, []))
