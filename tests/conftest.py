@@ -1,35 +1,31 @@
-"""What every test shares: the header that says which csb is tested, tiny models, the default one."""
+"""What tests share: the header that says which csb is tested, tiny models, the default model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+import csb
 import pytest
 import tiny
-
-import csb
+from csb.cli import main
 from csb.errors import CsbError
-from csb.native.library import build_info, quantize, system_info
+from csb.native.library import quantize
+from csb.provenance import environment
+from csb.record import load
+from csb.render.info import render_info
+from process import Result, Run, Saved, child
 
 TinyModel = Callable[..., Path]
 
 
 def pytest_report_header() -> list[str]:
-    """So that a failing log names its own machine and build."""
-    lines = [f"csb {csb.__version__} in {Path(csb.__file__).parent}"]
+    """So that a failing log names its own build and machine."""
+    where = f"csb in {Path(csb.__file__).parent}"
     try:
-        build = build_info()
-        on = sorted(name for name, value in build["options"].items() if value == "ON")
-        lines += [
-            f"llama.cpp {build['llama_commit']}, {build['compiler']}, {build['build_type']}",
-            f"built for {' '.join(build['cpu_features'])}",
-            f"GGML options on: {' '.join(on)}",
-        ]
-        lines += [f"device {d['name']}: {d['description']}" for d in system_info()["devices"]]
+        return [where, *render_info(environment()).splitlines()]
     except CsbError as error:  # tests that need no native library run without it
-        lines.append(f"native library: {error}")
-    return lines
+        return [where, f"native library: {error}"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -67,3 +63,36 @@ def default_model() -> Path:
     from csb.cli import default_model as command_line
 
     return command_line.default_model()[0]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """run(*arguments) -> Result: csb in this process, with what native code prints."""
+
+    def call(*arguments: object) -> Result:
+        capfd.readouterr()
+        code = main([str(a) for a in arguments])
+        return Result(code, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def text_model(tiny_model: TinyModel) -> Path:
+    """A small model that takes text."""
+    return tiny_model(n_layer=2, tokenizer="bpe")
+
+
+@pytest.fixture(scope="session")
+def flip(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """A run with flips: which prompt gives one depends on the processor's kernels."""
+    path = tmp_path_factory.mktemp("flip") / "r.json"
+    given = ("-m", str(tiny_model(dtype="bf16", n_layer=2)), "-n", "100", "-W", "3", "-t", "1")
+    given += ("-fa", "off", "-ctk", "q4_0", "--prefix", "shared")
+    for i in range(1, 40):
+        arguments = (*given, "--tokens", f"{i},7,33")
+        done = child(*arguments, "--json", path)
+        assert done.returncode in (0, 1), done.stderr
+        if done.returncode == 1:
+            return Saved(arguments, load(path))
+    pytest.fail("no prompt of 40 gave a flip")

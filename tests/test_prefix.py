@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import csb
 import numpy as np
 import pytest
 import seed_method
 import tiny
-from test_seed import assert_equal, by_csb, settings, tokens
-
-import csb
 from csb.errors import UnsupportedError
 from csb.measure import evidence
 from csb.measure.compare import compare
@@ -19,6 +17,7 @@ from csb.measure.memory import Memory
 from csb.measure.prefix import QUANTIZED
 from csb.native.library import quantize
 from csb.plan import ComparePlan, ContextPlan, ModelPlan
+from test_seed import assert_equal, by_csb, settings, tokens
 
 pytestmark = pytest.mark.native
 
@@ -71,8 +70,8 @@ def test_shares_some_row_counts_with_flash_attention(folder: Path) -> None:
 @pytest.mark.usefixtures("plenty")
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_one_row_past_a_multiple_of_n_ubatch(folder: Path, dtype: str) -> None:
-    """BF16 or F32, flash attention off, -ub 64: equal at every length but 65, 129, 193, where the fresh
-    prefill's last ubatch is one row and takes another kernel."""
+    """Flash attention off, -ub 64: equal at every length but 65, 129, 193, where the last ubatch
+    of a fresh prefill is one row and takes another kernel."""
     # A 32-bit cache: a 16-bit one rounds some of these differences away on so small a model.
     options = settings(n_ubatch=64, type_k="f32", type_v="f32")
     prompt, n = tokens(61), 140  # prefixes 60..199

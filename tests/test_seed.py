@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import csb
 import numpy as np
 import pytest
 import seed_method
 import tiny
-
-import csb
 from csb.measure.compare import Measurement, compare
 from csb.measure.memory import Memory
 from csb.native.library import quantize

@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import click
-
 from csb import cells, record
 from csb.measure.compare import Measurement, Sink, compare
 from csb.measure.session import open_session
@@ -15,7 +13,7 @@ from csb.native import net
 from csb.native.context import Rows
 from csb.plan import ComparePlan, Window
 from csb.prompt.resolve import resolve
-from csb.render.output import save
+from csb.render.output import note, save
 from csb.render.progress import Steps
 from csb.save_logits import LogitsFile
 
@@ -31,8 +29,8 @@ def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, An
         plan.check(
             len(prompt.tokens), session.context.value("n_batch"), session.context.value("n_ctx_seq")
         )
-        for note in prompt.notes:
-            click.echo(f"csb: {note}", err=True)
+        for text in prompt.notes:
+            note(text)
         provenance = session.provenance()
         seconds = {"load": session.load_seconds, "hash": provenance.pop("hash_seconds")}
         with LogitsFile(plan.save_logits, prompt.tokens) as logits:

@@ -17,8 +17,7 @@ import click
 import csb
 from csb.errors import CsbError, InvalidMeasurement
 from csb.exit_codes import Exit, help_text
-from csb.render.output import discard_stdout
-from csb.render.text import harmless
+from csb.render.output import discard_stdout, note
 
 # name: module and its click command, imported only when asked for
 COMMANDS = {
@@ -66,9 +65,10 @@ def app() -> None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM interrupt once: a second one must not lose what is then being saved.
+    """Ctrl-C and SIGTERM interrupt once: from then on to the process's end they are ignored, so
+    that a second one does not lose what is being saved.
 
-    A signal that is ignored (a shell's `&` does that to Ctrl-C) stays so.
+    A signal that was ignored before (a shell's `&` does that to Ctrl-C) stays so.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {n: h for n in numbers if (h := signal.getsignal(n)) is not signal.SIG_IGN}
@@ -84,12 +84,8 @@ def _signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # stderr may be closed: the exit code still tells
-        click.echo(f"csb: {harmless(text)}", err=True)
+            if signal.getsignal(number) is stop:
+                signal.signal(number, handler)
 
 
 def _run(arguments: list[str] | None) -> int:
@@ -100,26 +96,28 @@ def _run(arguments: list[str] | None) -> int:
         return done.exit_code
     except click.UsageError as error:
         where = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-        _say(error.format_message().rstrip(".") + where)
+        note(error.format_message().rstrip(".") + where)
         return Exit.ERROR
     except click.ClickException as error:
-        _say(error.format_message())
+        note(error.format_message())
         return Exit.ERROR
     except (KeyboardInterrupt, click.Abort):
-        _say("interrupted")
+        note("interrupted")
         return Exit.INTERRUPTED
     except InvalidMeasurement as error:
-        _say(str(error))
+        note(str(error))
         return Exit.INVALID
-    except (CsbError, ValueError, OSError) as error:
+    except (CsbError, OSError) as error:
         if os.environ.get("CSB_DEBUG") == "1":
             traceback.print_exc()
-        _say(str(error))
+        note(str(error))
         return Exit.ERROR
+    except SystemExit:  # what click makes of a closed stdout: only --help and --version come here
+        return Exit.DONE
     except Exception as error:
         if os.environ.get("CSB_DEBUG") == "1":
             traceback.print_exc()
-        _say(f"internal error: {type(error).__name__}: {error} (CSB_DEBUG=1 shows where)")
+        note(f"internal error: {type(error).__name__}: {error} (CSB_DEBUG=1 shows where)")
         return Exit.ERROR
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
 from csb.cli import options
 from csb.plan import ComparePlan
+from csb.render.output import save, say
 
 
 @click.command("bench")
@@ -30,15 +30,17 @@ def command(runs: int, memory: bool, json_path: str | None, **given: Any) -> Non
     from csb.bench.run import run_bench
     from csb.render.bench import render_bench
 
+    options.keep_apart(model=given["model"], json=json_path)
+    prompt = options.prompt_plan(given)  # before a model is fetched for nothing
     plan = ComparePlan(
         model=options.model_plan(given),
         context=options.context_plan(given),
-        prompt=options.prompt_plan(given),
+        prompt=prompt,
         n_gen=given["n_gen"],
         width=given["width"],
     )
     record = run_bench(plan, runs, memory)
-    text = json.dumps(record) + "\n"
-    if json_path not in (None, "-"):
-        Path(str(json_path)).write_text(text, "utf-8")
-    click.echo(text if json_path == "-" else render_bench(record), nl=False)
+    if json_path is not None:
+        save(json.dumps(record) + "\n", json_path)
+    if json_path != "-":
+        say(render_bench(record))

@@ -62,6 +62,7 @@ def command(fail_on: str, full: bool, json_path: str | None, **given: Any) -> in
     """Decode an AR trajectory's windows singly and as blocks, and measure the gap."""
     from csb.run import run_compare
 
+    options.keep_apart(model=given["model"], json=json_path, save_logits=given["save_logits"])
     prompt = options.prompt_plan(given)  # before a model is fetched for nothing
     plan = ComparePlan(
         model=options.model_plan(given),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -241,6 +242,15 @@ def _read_prompt(name: str) -> str:
         raise FileError(f"-f {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise FileError(f"-f {name}: is not UTF-8 text") from error
+
+
+def keep_apart(**files: str | None) -> None:
+    """Raises UsageError where two options name one file: what is written would end what is read."""
+    given = {name: Path(path).resolve() for name, path in files.items() if path not in (None, "-")}
+    for (one, path), (two, other) in itertools.combinations(given.items(), 2):
+        if path == other:
+            names = " and ".join(f"--{name.replace('_', '-')}" for name in (one, two))
+            raise click.UsageError(f"{names} name the same file", click.get_current_context())
 
 
 class Output(click.ParamType):

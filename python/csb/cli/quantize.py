@@ -11,7 +11,7 @@ import click
 from csb.cli import options
 from csb.errors import FileError
 from csb.exit_codes import Exit
-from csb.render.output import say
+from csb.render.output import note, say
 from csb.render.text import harmless
 
 
@@ -41,7 +41,7 @@ def command(source: str, target: str, kind: str, threads: int | None, pure: bool
     def stop() -> NoReturn:
         """llama.cpp's quantizer can't be stopped, so the process ends under it."""
         work.unlink(missing_ok=True)
-        click.echo("csb: interrupted", err=True)
+        note("interrupted")
         os._exit(Exit.INTERRUPTED)
 
     try:

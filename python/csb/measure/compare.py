@@ -92,6 +92,7 @@ class _Run:
             self.plan.n_gen,
             self.made.trajectory,
             lambda: self.progress("AR run", next(done), self.plan.n_gen),
+            digests=self.plan.prefix == "incremental",
         )
         ar_end = time.perf_counter()
 

@@ -17,7 +17,7 @@ from csb.native.table import Row
 
 @dataclass
 class Trajectory:
-    """Tokens ar[0..n-1], their logits, the first `width` rows whole and a digest of every row."""
+    """Tokens ar[0..n-1], their logits, the first `width` rows whole, a digest of each if wanted."""
 
     ids: list[int] = field(default_factory=list)
     logits: list[float] = field(default_factory=list)
@@ -36,6 +36,7 @@ def run(
     n: int,
     made: Trajectory,
     progress: Callable[[], None],
+    digests: bool,
 ) -> None:
     """Decodes n tokens greedily from the prompt's last one on, into `made`.
 
@@ -56,7 +57,8 @@ def run(
             )
         if p < len(made.first_rows):
             made.first_rows[p] = row[0]
-        made.digests.append(digest(row))
+        if digests:
+            made.digests.append(digest(row))
         token = int(summary[Row.ARGMAX])
         made.ids.append(token)
         made.logits.append(float(summary[Row.MAX]))

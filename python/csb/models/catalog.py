@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from csb.errors import ArgumentError
 from csb.models.hashing import cache_dir, sha256_file
 
 
@@ -40,12 +41,12 @@ class Entry:
     """The shipped one first."""
 
     def variant(self, name: str) -> Variant:
-        """Return the variant of that name, or raise a ValueError that lists the names."""
+        """Return the variant of that name, or raise an ArgumentError that lists the names."""
         for variant in self.variants:
             if variant.name == name:
                 return variant
         names = ", ".join(variant.name for variant in self.variants)
-        raise ValueError(f"{self.name} has no variant {name!r}: one of {names}")
+        raise ArgumentError(f"{self.name} has no variant {name!r}: one of {names}")
 
 
 DEFAULT = Entry(
@@ -70,11 +71,11 @@ ENTRIES = (DEFAULT,)
 
 
 def find(name: str) -> Entry:
-    """Return the entry of that name, or raise a ValueError that lists the names."""
+    """Return the entry of that name, or raise an ArgumentError that lists the names."""
     for entry in ENTRIES:
         if entry.name == name:
             return entry
-    raise ValueError(f"no model {name!r}: one of {', '.join(entry.name for entry in ENTRIES)}")
+    raise ArgumentError(f"no model {name!r}: one of {', '.join(entry.name for entry in ENTRIES)}")
 
 
 class State(Enum):

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from csb.errors import CsbError
 from csb.models import catalog
 from csb.models.catalog import Entry, Variant
 from csb.models.hashing import cache_dir, sha256_file, write_json
@@ -37,7 +38,7 @@ _POLL_S = 0.1
 _CHUNK = 1 << 20
 
 
-class ModelStoreError(ValueError):
+class ModelStoreError(CsbError):
     """No model to measure with; the one line says why and what to do."""
 
 

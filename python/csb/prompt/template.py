@@ -13,6 +13,8 @@ import sys
 import threading
 from pathlib import Path
 
+from csb.errors import CsbError
+
 FIXED_DATE = "2025-01-01"  # what strftime_now() formats, so that a record can be reproduced
 MAX_TEXT = 1 << 20  # bytes of UTF-8
 MAX_REPLY = 6 * MAX_TEXT + 4096  # JSON writes one byte of text as up to six (\u0000)
@@ -33,7 +35,7 @@ REASONS = {
 }
 
 
-class TemplateError(ValueError):
+class TemplateError(CsbError):
     """The chat template gave no text. The message is one line and says what to do."""
 
     def __init__(self, reason: str, detail: str = "") -> None:

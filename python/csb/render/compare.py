@@ -182,10 +182,11 @@ def _bound(record: Record) -> Iterator[str]:
     n = s["n_positions"]
     if s["bound"] is None or not n:
         return
+    beside = " beside exact ties and one-row cells" if record["n_flips"] else ""
     yield (
-        f"bound: 0 flips at {n} positions of 1 prompt; if positions were independent draws, "
-        f"under {100 * s['bound']:.3g} % with 95 % confidence. Positions of one text are not "
-        "independent, so the true bound is looser; other prompts and lengths are not covered"
+        f"bound: 0 flips{beside} at {n} positions of 1 prompt; if positions were independent "
+        f"draws, under {100 * s['bound']:.3g} % with 95 % confidence. Positions of one text are "
+        "not independent, so the true bound is looser; other prompts and lengths are not covered"
     )
 
 

@@ -1,7 +1,8 @@
-"""Where results go: stdout, which may be closed or of a narrow encoding, and files."""
+"""Where text goes: stdout and stderr, which may be closed or of a narrow encoding, and files."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -26,6 +27,12 @@ def save(text: str, path: str) -> None:
         Path(path).write_text(text, "utf-8")
     except OSError as error:
         raise FileError(f"--json {harmless(path)}: {error.strerror}") from error
+
+
+def note(text: str) -> None:
+    """A line to stderr; if that is closed nobody misses it."""
+    with contextlib.suppress(OSError):
+        click.echo(f"csb: {harmless(text)}", err=True)
 
 
 def _write(data: bytes) -> None:

@@ -11,7 +11,7 @@ class Steps:
 
     def __enter__(self) -> Steps:
         self._bar = None
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import (
                 BarColumn,
