@@ -18,7 +18,7 @@ const std::vector<std::pair<const char *, ggml_type>> CACHE_TYPES = {
 
 llama_context_params read_options(csb::options options) {
     llama_context_params p = llama_context_default_params();
-    options.whole("n_ctx", p.n_ctx, 0, 1 << 30);
+    options.whole("n_ctx", p.n_ctx, 0, 1 << 24); // beyond, its bookkeeping alone takes gigabytes
     options.whole("n_batch", p.n_batch, 1, 1 << 24);
     options.whole("n_ubatch", p.n_ubatch, 1, 1 << 24);
     options.whole("n_seq_max", p.n_seq_max, 1, static_cast<long long>(llama_max_parallel_sequences()));
@@ -43,16 +43,18 @@ llama_context_params read_options(csb::options options) {
 // Each sequence's positions must go on from its last one in the memory, one by one.
 void check_positions(const llama_context * context, int32_t n_tokens, const int32_t * positions,
                      const int32_t * seq_ids) {
-    const llama_memory_t memory  = llama_get_memory(context);
-    const int32_t        n_ctx   = static_cast<int32_t>(llama_n_ctx_seq(context));
-    const int32_t        n_seq   = static_cast<int32_t>(llama_n_seq_max(context));
+    const int32_t        n_ctx = static_cast<int32_t>(llama_n_ctx_seq(context));
+    const int32_t        n_seq = static_cast<int32_t>(llama_n_seq_max(context));
     std::vector<int32_t> next(static_cast<size_t>(n_seq), -1);
     for (int32_t i = 0; i < n_tokens; i++) {
         csb::check(seq_ids[i] >= 0 && seq_ids[i] < n_seq, "seq_ids", seq_ids[i],
                    "must be from 0 to n_seq_max - 1");
         int32_t & expected = next[static_cast<size_t>(seq_ids[i])];
-        if (expected < 0) {
-            expected = llama_memory_seq_pos_max(memory, seq_ids[i]) + 1;
+        const bool begins = expected < 0;
+        if (begins) {
+            int32_t first = 0, last = 0;
+            csb::first_and_last(context, seq_ids[i], first, last);
+            expected = last + 1;
         }
         if (positions[i] != expected) {
             csb::bad_argument("positions = " + std::to_string(positions[i]) + " at entry " +
@@ -62,6 +64,10 @@ void check_positions(const llama_context * context, int32_t n_tokens, const int3
         if (positions[i] >= n_ctx) {
             csb::bad_argument("positions = " + std::to_string(positions[i]) +
                               ": the context is full (n_ctx " + std::to_string(n_ctx) + ")");
+        }
+        const char * why = begins ? csb::out_of_step(context, seq_ids[i], expected) : nullptr;
+        if (why) {
+            csb::bad_argument("positions = " + std::to_string(positions[i]) + ": " + why);
         }
         expected++;
     }
@@ -101,7 +107,8 @@ int32_t decode_status(int32_t status) {
     case CSB_NO_SLOT:
         return say("no room in the memory for the batch");
     case CSB_CANCELLED:
-        return say("cancelled");
+        csb::set_message("cancelled"); // the log calls it a failure
+        return status;
     case CSB_ERROR_BATCH:
         return say("llama_decode refused the batch");
     case CSB_ERROR_ALLOCATION:
@@ -311,8 +318,7 @@ int32_t csb_context_seq_bounds(csb_context * handle, int32_t seq_id, int32_t * o
         check_seq(c.llama(), seq_id);
         csb::check_ptr(out_min, "out_min");
         csb::check_ptr(out_max, "out_max");
-        *out_min = llama_memory_seq_pos_min(llama_get_memory(c.llama()), seq_id);
-        *out_max = llama_memory_seq_pos_max(llama_get_memory(c.llama()), seq_id);
+        csb::first_and_last(c.llama(), seq_id, *out_min, *out_max);
         return CSB_OK;
     });
 }

@@ -93,7 +93,7 @@ CSB_API int32_t csb_net_test(const char * message);
 // (names joined by commas, "none" for the CPU alone), split_mode (none|layer|row), main_gpu,
 // tensor_split (numbers joined by commas), use_extra_bufts (0|1, repacked weights), use_mmap (0|1),
 // check_tensors (0|1).
-// CSB_ERROR_FILE: missing, a folder, empty, no GGUF, cut short, vocabulary only.
+// CSB_ERROR_FILE: missing, no regular file, empty, no GGUF, cut short, damaged, vocabulary only.
 // CSB_ERROR_UNSUPPORTED: an architecture llama.cpp does not know, or no causal decoder.
 CSB_API int32_t csb_model_open(const char * path, int32_t n_options, const char * const * keys,
                                const char * const * values, csb_model ** out_model);
@@ -137,6 +137,7 @@ CSB_API int32_t csb_quantize(const char * in_path, const char * out_path, const 
 
 // ---- context --------------------------------------------------------------------------------
 
+// CSB_ERROR_UNSUPPORTED: llama.cpp can't make this context of this model, and why.
 // Options: n_ctx (0: the model's), n_batch, n_ubatch, n_seq_max, n_threads, n_threads_batch,
 // flash_attn (on|off|auto), type_k, type_v (f32|f16|bf16|q8_0|q5_1|q5_0|q4_1|q4_0|iq4_nl),
 // offload_kqv, op_offload, swa_full, kv_unified (0|1), rope_freq_base, rope_freq_scale.
@@ -151,9 +152,10 @@ CSB_API int32_t csb_context_describe(csb_context * context, const char ** out_js
 // One llama_decode, waited for. n_tokens entries each of tokens, positions, seq_ids and outputs
 // (1: this token's logits row is wanted). Checked first: 1 <= n_tokens <= n_batch, ids inside the
 // vocabulary, each sequence's positions go on from its last one without a gap, the context is long
-// enough. Statuses 1, 2, -1, -2, -3 as above. Afterwards the rows are there until the next decode.
-// A memory with a recurrent part can't be rolled back: after 2, -2 and -3 the batch's sequences are
-// refused until they are emptied or restored.
+// enough, sliding window and recurrent part fit to them. Statuses 1, 2, -1, -2, -3 as above.
+// Afterwards the rows are there until the next decode. A memory with a recurrent part can't be
+// rolled back: after 2, -2 and -3 the batch's sequences are refused until they are emptied or
+// restored.
 CSB_API int32_t csb_context_decode(csb_context * context, int32_t n_tokens, const int32_t * tokens,
                                    const int32_t * positions, const int32_t * seq_ids,
                                    const int8_t * outputs);
@@ -174,7 +176,8 @@ CSB_API int32_t csb_context_decode_time(csb_context * context, int64_t * out_ns,
 // can't remove a part (recurrent); nothing changed.
 CSB_API int32_t csb_context_seq_rm(csb_context * context, int32_t seq_id, int32_t p0, int32_t p1,
                                    int32_t * out_removed);
-// First and last position of a sequence in the memory, -1 and -1 when it is empty.
+// First and last position of a sequence in the memory (of the full attention layers, where it has
+// some), -1 and -1 when it is empty.
 CSB_API int32_t csb_context_seq_bounds(csb_context * context, int32_t seq_id, int32_t * out_min,
                                        int32_t * out_max);
 // Makes every sequence empty. data 1: the buffers are zeroed too.
@@ -207,7 +210,8 @@ enum csb_row_field {
     CSB_ROW_N_FIELDS,
 };
 
-// out_table [n_rows, CSB_ROW_N_FIELDS] for rows [n_rows, n_vocab] and targets [n_rows].
+// out_table [n_rows, CSB_ROW_N_FIELDS] for rows [n_rows, n_vocab] and targets [n_rows]; temperature
+// from 1e-6 to 1e6.
 CSB_API int32_t csb_rows_summarise(int32_t n_rows, int32_t n_vocab, const float * rows,
                                    const int32_t * targets, double temperature,
                                    double * out_table);

@@ -82,6 +82,34 @@ const char * memory_class(const llama_context * context) {
     return find_caches(context).name;
 }
 
+void first_and_last(const llama_context * context, int32_t seq_id, int32_t & first,
+                    int32_t & last) {
+    const llama_kv_cache * full   = find_caches(context).base;
+    const llama_memory_i * memory = context->get_memory();
+    first = full ? full->seq_pos_min(seq_id) : memory->seq_pos_min(seq_id);
+    last  = full ? full->seq_pos_max(seq_id) : memory->seq_pos_max(seq_id);
+}
+
+const char * out_of_step(const llama_context * context, int32_t seq_id, int32_t position) {
+    const caches found = find_caches(context);
+    if (found.window) {
+        const llama_hparams & hparams = context->get_model().hparams;
+        const llama_pos       all     = found.base->seq_pos_min(seq_id);
+        const llama_pos       kept    = found.window->seq_pos_min(seq_id);
+        const llama_pos       first   = kept < 0 ? position : kept;
+        if (all >= 0 && first > all &&
+            !llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first - 1, position)) {
+            return "the sliding window has lost what comes before it: restore a state, or open the "
+                   "context with swa_full";
+        }
+    }
+    if (!rolls_back(context) && context->get_memory()->seq_pos_max(seq_id) != position - 1) {
+        return "the memory's recurrent part stands elsewhere: remove what it has not seen, or "
+               "restore a whole state";
+    }
+    return nullptr;
+}
+
 bool rolls_back(const llama_context * context) {
     const auto * memory = context->get_memory();
     return dynamic_cast<const llama_kv_cache *>(memory) ||

@@ -8,6 +8,12 @@ namespace csb {
 
 void describe_internal_parameters(const llama_context * context, json & j);
 const char * memory_class(const llama_context * context);
+// First and last position of a sequence in the full attention layers, where the memory has some, -1
+// and -1 when empty. llama.h's functions see the sliding window or the recurrent part instead.
+void first_and_last(const llama_context * context, int32_t seq_id, int32_t & first, int32_t & last);
+// Why the memory's other layers don't go on at this position, the next of the full attention layers;
+// NULL if they do.
+const char * out_of_step(const llama_context * context, int32_t seq_id, int32_t position);
 bool         rolls_back(const llama_context * context); // false: a recurrent part, which can't
 bool         is_causal(const llama_model * model);
 // Whether the cache's type has blocks that no head's row is a multiple of.

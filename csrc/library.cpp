@@ -20,7 +20,7 @@ thread_local std::string text_result;
 // llama.cpp gives the reason of many failures only in its log. Process-wide, because it may come
 // from another thread than the call.
 std::mutex       log_mutex;
-std::string      log_error;
+std::string &    log_error = *new std::string; // never freed: llama.cpp logs also as it exits
 std::atomic<int> log_level{5};
 
 void keep_log(ggml_log_level level, const char * text, void *) {
@@ -84,8 +84,9 @@ template <typename T> struct table {
     }
 };
 
-table<csb_model>   models;
-table<csb_context> contexts;
+// Never freed: at exit a device's own library may be gone before the models on it.
+table<csb_model> &   models   = *new table<csb_model>;
+table<csb_context> & contexts = *new table<csb_context>;
 
 const char * device_type(ggml_backend_dev_t device) {
     switch (ggml_backend_dev_type(device)) {

@@ -3,6 +3,8 @@
 
 #include <cstring>
 #include <fstream>
+#include <string_view>
+#include <unordered_set>
 
 #include "ggml-backend.h"
 #include "gguf.h"
@@ -22,6 +24,23 @@ std::string spelled(const char * data, size_t n) { // bytes of a file as harmles
         text += c >= 0x20 && c < 0x7f ? static_cast<char>(c) : '.';
     }
     return text;
+}
+
+// The first token text that stands in the vocabulary twice, on which llama.cpp aborts.
+const char * repeated_token(const gguf_context * gguf) {
+    const int64_t key = gguf_find_key(gguf, "tokenizer.ggml.tokens");
+    if (key < 0 || gguf_get_kv_type(gguf, key) != GGUF_TYPE_ARRAY ||
+        gguf_get_arr_type(gguf, key) != GGUF_TYPE_STRING) {
+        return nullptr;
+    }
+    std::unordered_set<std::string_view> seen;
+    for (size_t i = 0; i < gguf_get_arr_n(gguf, key); i++) {
+        const char * token = gguf_get_arr_str(gguf, key, i);
+        if (*token && !seen.insert(token).second) { // llama.cpp numbers the empty ones
+            return token;
+        }
+    }
+    return nullptr;
 }
 
 } // namespace
@@ -61,6 +80,10 @@ void csb::check_file(const std::string & path) {
                                         (why.empty() ? "" : " (" + why + ")"));
     }
     const int64_t tensors = gguf_get_n_tensors(gguf.get());
+    if (const char * token = repeated_token(gguf.get())) {
+        throw error(CSB_ERROR_FILE, path + ": is damaged (its vocabulary has a token twice: " +
+                                        spelled(token, std::strlen(token)) + ")");
+    }
     // The first part of a split model may hold metadata alone; llama.cpp checks the parts.
     if (tensors == 0 && gguf_find_key(gguf.get(), "split.count") < 0) {
         throw error(CSB_ERROR_FILE, path + ": holds a vocabulary and no weights");

@@ -345,6 +345,53 @@ def test_states_of_memories_that_cannot_cut(open_context, arch, partial):
     assert_same_bits(run(), run())
 
 
+def test_a_window_cut_back_too_far_is_refused(open_context):
+    """The window's layers keep 64 positions and some; llama.cpp would go on without the others."""
+    tokens = np.arange(600) % 512
+    options = {"n_ctx": 1024, "n_batch": 1024, "n_ubatch": 64}
+    ring = open_context("gemma3", swa_full=False, **options)
+    full = open_context("gemma3", swa_full=True, **options)
+    for context in (ring, full):
+        context.decode(tokens, 0, outputs=False)
+        assert context.bounds() == (0, 599)
+        assert context.remove(500)
+        context.decode([7], 500)
+    # the ring's cells lie in another order, so f16 sums differ
+    np.testing.assert_allclose(ring.logits(), full.logits(), atol=0.02)
+    state = ring.save()
+    for last in (300, 100):  # at 100 nothing of the window is left
+        assert ring.remove(last)
+        assert ring.bounds() == (0, last - 1)
+        for position in (0, last):
+            with pytest.raises(ArgumentError, match=f"positions = {position}"):
+                ring.decode([7], position)
+    with pytest.raises(ArgumentError, match="the sliding window has lost what comes before it"):
+        ring.decode([7], 100)
+    ring.restore(state)
+    ring.decode([7], 501)
+    assert ring.remove(0)
+    assert ring.bounds() == (-1, -1)
+    ring.decode([7], 0)
+
+
+@pytest.mark.parametrize("arch", ["lfm2", "qwen35"])
+def test_a_partial_state_needs_the_rest_cut_back(open_context, arch):
+    context = open_context(arch)
+    context.decode(PROMPT, 0, outputs=False)
+    part = context.save(partial=True)
+    context.decode([5, 6, 7], 12)
+    first = context.logits(range(3))
+    context.restore(part, partial=True)
+    assert context.bounds() == (0, 14)  # of the attention's layers
+    with pytest.raises(ArgumentError, match="positions = 12 at entry 0: the sequence's next"):
+        context.decode([5], 12)
+    with pytest.raises(ArgumentError, match="positions = 15: the memory's recurrent part stands"):
+        context.decode([5], 15)
+    assert context.remove(12)
+    context.decode([5, 6, 7], 12)
+    assert_same_bits(context.logits(range(3)), first)
+
+
 def test_an_empty_state_empties(open_context):
     context = open_context()
     empty = context.save()
