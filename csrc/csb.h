@@ -204,14 +204,14 @@ enum csb_row_field {
     CSB_ROW_MAX,       // its logit
     CSB_ROW_SECOND,    // id of the next one (the lowest among equals, not ARGMAX); -1: none
     CSB_ROW_SECOND_L,  // its logit
-    CSB_ROW_LOGSUMEXP, // of all logits / temperature
+    CSB_ROW_LOGSUMEXP, // of all logits / temperature; NaN if none was asked for
     CSB_ROW_TARGET_L,  // logit of the row's target token
     CSB_ROW_RANK,      // entries with a larger logit than the target's, and equal ones before it
     CSB_ROW_N_FIELDS,
 };
 
 // out_table [n_rows, CSB_ROW_N_FIELDS] for rows [n_rows, n_vocab] and targets [n_rows]; temperature
-// from 1e-6 to 1e6.
+// from 1e-6 to 1e6, or 0: no LOGSUMEXP, which costs as much as all the rest.
 CSB_API int32_t csb_rows_summarise(int32_t n_rows, int32_t n_vocab, const float * rows,
                                    const int32_t * targets, double temperature,
                                    double * out_table);
@@ -223,6 +223,8 @@ enum csb_pair_field {
     CSB_PAIR_RMS,     // root of the mean square of a - b
     CSB_PAIR_KL,      // KL(a || b), nats
     CSB_PAIR_TV,      // total variation distance, 0 to 1
+    CSB_PAIR_LSE_A,   // logsumexp of a / temperature
+    CSB_PAIR_LSE_B,   // and of b / temperature
     CSB_PAIR_N_FIELDS,
 };
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "guard.hpp"
+#include "lanes.hpp"
 
 // One function body compiled for several vector units, chosen at load. Not under sanitizers, whose
 // runtime is not up yet when the choice is made.
@@ -18,47 +19,13 @@
 #else
 #    define CSB_VECTOR
 #endif
-#define CSB_INLINE inline __attribute__((always_inline))
 
 namespace {
 
-constexpr int    LANES = 8;
-constexpr double NOT   = std::numeric_limits<double>::quiet_NaN();
+using csb::doubles;
+using csb::LANES;
 
-CSB_INLINE double total(const double * lane) {
-    return ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
-}
-
-// exp for x <= 0, within two units in the last place: 2^n * e^r with |r| <= ln(2)/2 and e^r by its
-// Taylor polynomial of degree 13. Below -708 it is exp(-708), 1e-307: nothing beside the largest
-// term, which is 1.
-CSB_INLINE double exp_negative(double x) {
-    constexpr double SHIFT = 6755399441055744.0; // 1.5 * 2^52: adding it rounds to a whole number
-    x                      = x < -708.0 ? -708.0 : x;
-    const double shifted   = x * 1.4426950408889634074 + SHIFT;
-    const double n         = shifted - SHIFT;
-    const double r         = (x - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10;
-    double       p         = 1.0 / 6227020800.0;
-    p                      = p * r + 1.0 / 479001600.0;
-    p                      = p * r + 1.0 / 39916800.0;
-    p                      = p * r + 1.0 / 3628800.0;
-    p                      = p * r + 1.0 / 362880.0;
-    p                      = p * r + 1.0 / 40320.0;
-    p                      = p * r + 1.0 / 5040.0;
-    p                      = p * r + 1.0 / 720.0;
-    p                      = p * r + 1.0 / 120.0;
-    p                      = p * r + 1.0 / 24.0;
-    p                      = p * r + 1.0 / 6.0;
-    p                      = p * r + 0.5;
-    p                      = p * r + 1.0;
-    p                      = p * r + 1.0;
-    uint64_t bits;
-    std::memcpy(&bits, &shifted, 8); // n stands in the low bits of the shifted sum
-    bits = (bits + 1023) << 52;
-    double scale;
-    std::memcpy(&scale, &bits, 8);
-    return p * scale;
-}
+constexpr double NOT = std::numeric_limits<double>::quiet_NaN();
 
 CSB_INLINE uint32_t bits_of(float f) {
     uint32_t bits;
@@ -66,99 +33,118 @@ CSB_INLINE uint32_t bits_of(float f) {
     return bits;
 }
 
+// Loops over the vocabulary in stretches whose 32-bit counters can't overflow are what compilers
+// vectorise; a stretch is short enough that a search stops soon after its hit.
+constexpr int32_t STRETCH = 512;
+
+template <typename F> CSB_INLINE int64_t count(int32_t n, F && holds) {
+    int64_t found = 0;
+    for (int32_t from = 0; from < n; from += STRETCH) {
+        const int32_t to   = std::min(n, from + STRETCH);
+        uint32_t      here = 0;
+        for (int32_t i = from; i < to; i++) {
+            here += holds(i);
+        }
+        found += here;
+    }
+    return found;
+}
+
 CSB_VECTOR int64_t count_bad(const float * row, int32_t n) {
-    int64_t bad = 0;
-    for (int32_t i = 0; i < n; i++) {
-        bad += (bits_of(row[i]) & 0x7f800000u) == 0x7f800000u;
-    }
-    return bad;
+    return count(n, [&](int32_t i) { return (bits_of(row[i]) & 0x7f800000u) == 0x7f800000u; });
 }
 
-CSB_VECTOR float largest(const float * row, int32_t n) {
-    float lane[16];
-    std::fill(lane, lane + 16, -std::numeric_limits<float>::infinity());
-    int32_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        for (int32_t k = 0; k < 16; k++) {
-            lane[k] = row[i + k] > lane[k] ? row[i + k] : lane[k];
-        }
-    }
-    for (; i < n; i++) {
-        lane[0] = row[i] > lane[0] ? row[i] : lane[0];
-    }
-    return *std::max_element(lane, lane + 16);
-}
-
-int32_t first_equal(const float * row, int32_t n, float value) {
-    return static_cast<int32_t>(std::find(row, row + n, value) - row);
-}
-
-CSB_VECTOR double sum_exp(const float * row, int32_t n, double top, double scale) {
-    double  lane[LANES] = {};
-    int32_t i           = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int32_t k = 0; k < LANES; k++) {
-            lane[k] += exp_negative((row[i + k] - top) * scale);
-        }
-    }
-    for (; i < n; i++) {
-        lane[0] += exp_negative((row[i] - top) * scale);
-    }
-    return total(lane);
+CSB_VECTOR int64_t count_different(const float * a, const float * b, int32_t n) {
+    return count(n, [&](int32_t i) { return bits_of(a[i]) != bits_of(b[i]); });
 }
 
 CSB_VECTOR int64_t rank_of(const float * row, int32_t n, int32_t target) {
     const float value = row[target];
-    int64_t     rank  = 0;
-    for (int32_t i = 0; i < n; i++) {
-        rank += row[i] > value;
-    }
-    for (int32_t i = 0; i < target; i++) {
-        rank += row[i] == value;
-    }
-    return rank;
+    return count(n, [&](int32_t i) { return row[i] > value; }) +
+           count(target, [&](int32_t i) { return row[i] == value; });
 }
 
-CSB_VECTOR int64_t count_different(const float * a, const float * b, int32_t n) {
-    int64_t different = 0;
-    for (int32_t i = 0; i < n; i++) {
-        different += bits_of(a[i]) != bits_of(b[i]);
+CSB_VECTOR int32_t first_equal(const float * row, int32_t n, float value) {
+    int32_t from = 0;
+    for (; from + STRETCH <= n; from += STRETCH) {
+        uint32_t here = 0;
+        for (int32_t i = from; i < from + STRETCH; i++) {
+            here += row[i] == value;
+        }
+        if (here) {
+            break;
+        }
     }
-    return different;
+    return static_cast<int32_t>(std::find(row + from, row + n, value) - row);
+}
+
+CSB_VECTOR float largest(const float * row, int32_t n) {
+    constexpr float LEAST = -std::numeric_limits<float>::infinity();
+    csb::floats     most  = csb::floats{} + LEAST;
+    int32_t         i     = 0;
+    for (; i + LANES <= n; i += LANES) {
+        csb::floats here;
+        std::memcpy(&here, row + i, sizeof(here));
+        most = here > most ? here : most;
+    }
+    float best = LEAST;
+    for (int k = 0; k < LANES; k++) {
+        best = most[k] > best ? most[k] : best;
+    }
+    for (; i < n; i++) {
+        best = row[i] > best ? row[i] : best;
+    }
+    return best;
+}
+
+// The sum of every entry's exp; those themselves into out unless NULL, padded to whole lanes.
+CSB_VECTOR double all_exp(const float * row, int32_t n, double top, double scale, double * out) {
+    doubles sum = {};
+    for (int32_t i = 0; i < n; i += LANES) {
+        const int32_t left = n - i;
+        // past the end e^-708, which no sum feels
+        const doubles x = left >= LANES ? csb::load(row + i) : csb::load(row + i, left, -1e30f);
+        const doubles e = csb::exp_negative((x - top) * scale);
+        sum += e;
+        if (out) {
+            std::memcpy(out + i, &e, sizeof(e));
+        }
+    }
+    return csb::total(sum);
 }
 
 struct sums {
     double square, divergence, distance, max_abs;
 };
 
-// With p = softmax(a), q = softmax(b): sums of (a-b)^2, p*(a-b)*scale and |p-q|, and max |a-b|.
-CSB_VECTOR sums compare(const float * a, const float * b, int32_t n, double top_a, double top_b,
-                        double total_a, double total_b, double scale) {
-    double     square[LANES] = {}, divergence[LANES] = {}, distance[LANES] = {}, most[LANES] = {};
-    const auto step = [&](int32_t i, int32_t k) __attribute__((always_inline)) {
-        const double d = static_cast<double>(a[i]) - b[i];
-        const double p = exp_negative((a[i] - top_a) * scale) / total_a;
-        const double q = exp_negative((b[i] - top_b) * scale) / total_b;
-        square[k] += d * d;
-        divergence[k] += p * (d * scale);
-        distance[k] += std::fabs(p - q);
-        most[k] = std::fabs(d) > most[k] ? std::fabs(d) : most[k];
-    };
-    int32_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int32_t k = 0; k < LANES; k++) {
-            step(i + k, k);
-        }
+// With p = e / total_e and q = f / total_f: sums of (a-b)^2, e*(a-b)*scale and |p-q|, and max |a-b|.
+CSB_VECTOR sums compare(const float * a, const float * b, int32_t n, const double * all_e,
+                        const double * all_f, double total_e, double total_f, double scale) {
+    doubles      square = {}, divergence = {}, distance = {}, most = {};
+    const double part_e = 1 / total_e, part_f = 1 / total_f;
+    for (int32_t i = 0; i < n; i += LANES) {
+        doubles e, f;
+        std::memcpy(&e, all_e + i, sizeof(e));
+        std::memcpy(&f, all_f + i, sizeof(f));
+        const int32_t left = n - i;
+        const doubles x    = left >= LANES ? csb::load(a + i) : csb::load(a + i, left, 0);
+        const doubles y    = left >= LANES ? csb::load(b + i) : csb::load(b + i, left, 0);
+        const doubles d    = x - y;
+        const doubles s    = csb::absolute(d);
+        square += d * d;
+        divergence += e * (d * scale);
+        distance += csb::absolute(e * part_e - f * part_f);
+        most = s > most ? s : most;
     }
-    for (; i < n; i++) {
-        step(i, 0);
-    }
-    return {total(square), total(divergence), total(distance), *std::max_element(most, most + LANES)};
+    return {csb::total(square), csb::total(divergence), csb::total(distance), csb::largest(most)};
 }
 
-void check_rows(int32_t n_rows, int32_t n_vocab, double temperature) {
+void check_rows(int32_t n_rows, int32_t n_vocab) {
     csb::check(n_rows >= 0, "n_rows", n_rows, "must not be negative");
     csb::check(n_vocab >= 1, "n_vocab", n_vocab, "must be at least 1");
+}
+
+void check_temperature(double temperature) {
     // beyond these the products with 1 / temperature overflow or vanish
     if (!(temperature >= 1e-6 && temperature <= 1e6)) {
         csb::bad_argument("temperature = " + std::to_string(temperature) +
@@ -186,9 +172,12 @@ void summarise(const float * row, int32_t n, int32_t target, double temperature,
     out[CSB_ROW_MAX]       = row[argmax]; // top, but for the sign of a zero
     out[CSB_ROW_SECOND]    = second;
     out[CSB_ROW_SECOND_L]  = second < 0 ? NOT : row[second];
-    out[CSB_ROW_LOGSUMEXP] = top / temperature + std::log(sum_exp(row, n, top, 1 / temperature));
     out[CSB_ROW_TARGET_L]  = row[target];
     out[CSB_ROW_RANK]      = static_cast<double>(rank_of(row, n, target));
+    if (temperature > 0) {
+        const double sum       = all_exp(row, n, top, 1 / temperature, nullptr);
+        out[CSB_ROW_LOGSUMEXP] = top / temperature + std::log(sum);
+    }
 }
 
 void compare_pair(const float * a, const float * b, int32_t n, double temperature, double * out) {
@@ -197,17 +186,23 @@ void compare_pair(const float * a, const float * b, int32_t n, double temperatur
     if (count_bad(a, n) + count_bad(b, n) > 0) {
         return;
     }
-    const double scale   = 1 / temperature;
-    const double top_a   = largest(a, n);
-    const double top_b   = largest(b, n);
-    const double total_a = sum_exp(a, n, top_a, scale);
-    const double total_b = sum_exp(b, n, top_b, scale);
-    const sums   s       = compare(a, b, n, top_a, top_b, total_a, total_b, scale);
-    const double shift   = (top_a - top_b) * scale + std::log(total_a / total_b);
+    const double scale = 1 / temperature;
+    const double top_a = largest(a, n);
+    const double top_b = largest(b, n);
+    // kept for the next row: getting half a megabyte anew costs more than filling it
+    thread_local std::vector<double> e, f;
+    e.resize(static_cast<size_t>(n) + LANES);
+    f.resize(static_cast<size_t>(n) + LANES);
+    const double total_e = all_exp(a, n, top_a, scale, e.data());
+    const double total_f = all_exp(b, n, top_b, scale, f.data());
+    const sums   s       = compare(a, b, n, e.data(), f.data(), total_e, total_f, scale);
+    const double shift   = (top_a - top_b) * scale + std::log(total_e / total_f);
     out[CSB_PAIR_MAX_ABS] = s.max_abs;
     out[CSB_PAIR_RMS]     = std::sqrt(s.square / n);
-    out[CSB_PAIR_KL]      = std::max(0.0, s.divergence - shift); // below 0 only by rounding
+    out[CSB_PAIR_KL]      = std::max(0.0, s.divergence / total_e - shift); // below 0 only by rounding
     out[CSB_PAIR_TV]      = s.distance / 2;
+    out[CSB_PAIR_LSE_A]   = top_a * scale + std::log(total_e);
+    out[CSB_PAIR_LSE_B]   = top_b * scale + std::log(total_f);
 }
 
 } // namespace
@@ -215,7 +210,10 @@ void compare_pair(const float * a, const float * b, int32_t n, double temperatur
 int32_t csb_rows_summarise(int32_t n_rows, int32_t n_vocab, const float * rows,
                            const int32_t * targets, double temperature, double * out_table) {
     return csb::guarded([&] {
-        check_rows(n_rows, n_vocab, temperature);
+        check_rows(n_rows, n_vocab);
+        if (temperature != 0) {
+            check_temperature(temperature);
+        }
         csb::check_ptr(rows, "rows");
         csb::check_ptr(targets, "targets");
         csb::check_ptr(out_table, "out_table");
@@ -234,7 +232,8 @@ int32_t csb_rows_summarise(int32_t n_rows, int32_t n_vocab, const float * rows,
 int32_t csb_rows_compare(int32_t n_rows, int32_t n_vocab, const float * a, const float * b,
                          double temperature, double * out_table) {
     return csb::guarded([&] {
-        check_rows(n_rows, n_vocab, temperature);
+        check_rows(n_rows, n_vocab);
+        check_temperature(temperature);
         csb::check_ptr(a, "a");
         csb::check_ptr(b, "b");
         csb::check_ptr(out_table, "out_table");

@@ -82,13 +82,26 @@ def test_compare(n_vocab, scale, temperature):
         error = RTOL * (1 + np.abs(d).max() / temperature + np.abs(log_p).max())
         assert got[Pair.KL] == pytest.approx(np.sum(p * (log_p - log_q)), abs=error)
         assert got[Pair.TV] == pytest.approx(np.abs(p - q).sum() / 2, abs=error)
+        assert got[Pair.LSE_A] == pytest.approx(logsumexp(x, temperature), rel=RTOL, abs=RTOL)
+        assert got[Pair.LSE_B] == pytest.approx(logsumexp(y, temperature), rel=RTOL, abs=RTOL)
         assert got[Pair.KL] >= 0
         assert 0 <= got[Pair.TV] <= 1 + RTOL
 
 
 def test_equal_rows_differ_in_nothing():
     a = draw(4097, 3.0, 5)
-    np.testing.assert_array_equal(rows.compare(a, a.copy()), 0)
+    table = rows.compare(a, a.copy())
+    np.testing.assert_array_equal(table[:, : Pair.LSE_A], 0)
+    np.testing.assert_array_equal(table[:, Pair.LSE_A], table[:, Pair.LSE_B])
+
+
+def test_no_distribution_is_worked_out_at_temperature_0():
+    a = draw(4097, 3.0, 5)
+    targets = [7] * len(a)
+    with_it, without = rows.summarise(a, targets), rows.summarise(a, targets, temperature=0)
+    assert np.isnan(without[:, Row.LOGSUMEXP]).all()
+    others = [r for r in Row if r not in (Row.LOGSUMEXP, Row.N_FIELDS)]
+    np.testing.assert_array_equal(without[:, others], with_it[:, others])
 
 
 def test_a_shift_of_all_logits_changes_the_logits_and_not_the_distribution():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from csb import cells, record
 from csb.measure.compare import Measurement, Sink, compare
 from csb.measure.session import open_session
-from csb.native import net
+from csb.native import net, worker
 from csb.native.context import Rows
 from csb.plan import ComparePlan, Window
 from csb.prompt.resolve import resolve
@@ -40,12 +40,28 @@ def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, An
                     keep(window, table, single, block)
                     logits.add(window, single, block)
 
-                measured = compare(memory, plan, prompt.tokens, session.quantized, steps, sink)
+                measured = _interruptible(
+                    lambda: compare(memory, plan, prompt.tokens, session.quantized, steps, sink),
+                    session.context.cancel,
+                )
             made = record.build(plan, prompt, provenance, measured, _piece(session.model), seconds)
             if json_path is not None:
                 save(record.dumps(made), json_path)
     _raise_error(measured)
     return made
+
+
+def _interruptible(work: Callable[[], Measurement], cancel: Callable[[], None]) -> Measurement:
+    """All of the work on the worker thread at once: handing over every single decode would cost
+    more than the rest of csb. An interrupt cancels the decode that runs."""
+    done: list[Measurement] = []
+    try:
+        worker.run(lambda: done.append(work()), cancel)
+    except KeyboardInterrupt as interrupt:
+        if not done:
+            raise  # before it began
+        done[0].stopped = interrupt
+    return done[0]
 
 
 def _raise_error(measured: Measurement) -> None:

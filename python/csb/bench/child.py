@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from csb.bench.methods import METHODS
+from csb.bench.methods import METHODS, on_worker
 from csb.measure.session import open_session
 from csb.plan import ComparePlan, ContextPlan, ModelPlan, PromptPlan
 from csb.prompt.resolve import resolve
@@ -30,7 +30,7 @@ def main(what: str, argument: str) -> None:
     plan = plan_of(json.loads(argument))
     with open_session(plan.model, plan.context) as session:
         prompt = resolve(plan.prompt, session.model)
-        METHODS["auto" if what == "compare" else what](session, plan, prompt.tokens)
+        on_worker(METHODS["auto" if what == "compare" else what], session, plan, prompt.tokens)
 
 
 if __name__ == "__main__":

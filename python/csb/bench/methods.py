@@ -6,7 +6,7 @@ The seed's method and the plain decodes use csb.Context alone, nothing of csb.me
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from csb.measure.compare import compare
 from csb.measure.session import Session
+from csb.native import worker
 from csb.native.context import Context
 from csb.plan import ComparePlan
 
@@ -133,15 +134,21 @@ METHODS: dict[str, Method] = {
 }
 
 
+def on_worker(method: Method, session: Session, plan: ComparePlan, prompt: list[int]) -> Timed:
+    """As `csb compare` runs: on the worker thread from the first decode to the last cell."""
+    return worker.run(lambda: method(session, plan, prompt), session.context.cancel)
+
+
 def interleaved(
     session: Session,
     plan: ComparePlan,
     prompt: list[int],
     runs: int,
+    names: Sequence[str],
     progress: Callable[[str, int, int], None],
 ) -> Iterator[tuple[str, Timed]]:
-    """Every method `runs` times, taking turns, so that a slow spell of the machine hits all."""
+    """Every named method `runs` times, taking turns, so that a slow spell of the machine hits all."""
     for run in range(runs):
-        for done, (name, method) in enumerate(METHODS.items()):
-            progress("bench", run * len(METHODS) + done, runs * len(METHODS))
-            yield name, method(session, plan, prompt)
+        for done, name in enumerate(names):
+            progress("bench", run * len(names) + done, runs * len(names))
+            yield name, on_worker(METHODS[name], session, plan, prompt)

@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,19 +21,22 @@ from csb.render.progress import Steps
 SCHEMA = {"name": "csb.bench", "version": 1}
 
 
-def run_bench(plan: ComparePlan, runs: int, memory: bool) -> dict[str, Any]:
-    """Medians over `runs` interleaved runs of every method; whether they gave the same bits."""
-    seen: dict[str, list[Timed]] = {name: [] for name in METHODS}
+def run_bench(
+    plan: ComparePlan, runs: int, memory: bool, others: Sequence[str] = tuple(METHODS)
+) -> dict[str, Any]:
+    """Medians over `runs` interleaved runs of the seed's method, the decodes and `others`; whether they gave the same bits."""
+    names = [name for name in METHODS if name in ("seed", "decodes", *others)]
+    seen: dict[str, list[Timed]] = {name: [] for name in names}
     with open_session(plan.model, plan.context) as session, Steps() as steps:
         prompt = resolve(plan.prompt, session.model)
         plan.check(
             len(prompt.tokens), session.context.value("n_batch"), session.context.value("n_ctx_seq")
         )
-        for name, timed in interleaved(session, plan, prompt.tokens, runs, steps):
+        for name, timed in interleaved(session, plan, prompt.tokens, runs, names, steps):
             seen[name].append(timed)
         provenance = session.provenance()
     median = {name: statistics.median(t.seconds for t in all) for name, all in seen.items()}
-    rows = [_row(name, seen[name], median, seen["seed"][0]) for name in METHODS]
+    rows = [_row(name, seen[name], median, seen["seed"][0]) for name in names]
     return {
         "schema": SCHEMA,
         "prompt_tokens": prompt.tokens,

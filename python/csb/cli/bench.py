@@ -20,8 +20,18 @@ from csb.render.output import save, say
 @options.count("-W", "--block-width", "width", default=5, help="rows of a block (5)")
 @options.count("--runs", default=3, help="runs of every method (3)")
 @click.option("--memory/--no-memory", default=True, help="peak memory, in two child processes (on)")
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    type=click.Choice(["reprefill", "shared", "auto"]),
+    default=["reprefill", "shared", "auto"],
+    help="a prefix strategy to time, may be repeated (all three)",
+)
 @options.json_option
-def command(runs: int, memory: bool, json_path: str | None, **given: Any) -> None:
+def command(
+    runs: int, memory: bool, methods: tuple[str, ...], json_path: str | None, **given: Any
+) -> None:
     """Time csb against the seed's method and against the decodes alone.
 
     "of bound": the part of the possible speedup that was reached, where possible means the seed's
@@ -39,7 +49,7 @@ def command(runs: int, memory: bool, json_path: str | None, **given: Any) -> Non
         n_gen=given["n_gen"],
         width=given["width"],
     )
-    record = run_bench(plan, runs, memory)
+    record = run_bench(plan, runs, memory, methods)
     if json_path is not None:
         save(json.dumps(record) + "\n", json_path)
     if json_path != "-":

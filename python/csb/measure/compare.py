@@ -50,7 +50,7 @@ def compare(
     sink: Sink = lambda window, table, single, block: None,
 ) -> Measurement:
     """Measures `plan` on the memory's context. progress(step, done, total); sink gets every
-    window's cells and rows as soon as they are there.
+    window's cells and rows as soon as they are there; the rows are overwritten by the next.
 
     An interrupt or an error of the measurement does not raise: it ends in `stopped`, with all that
     was measured before it.
@@ -77,6 +77,13 @@ class _Run:
     progress: Progress
     sink: Sink
     made: Measurement
+
+    def __post_init__(self) -> None:
+        # One pair of buffers for all windows: fresh pages cost more than copying the rows.
+        self._single_rows, self._block_rows = (
+            self._rows(self.plan.width),
+            self._rows(self.plan.width),
+        )
 
     def run(self) -> None:
         context = self.memory.context
@@ -149,14 +156,15 @@ class _Run:
         return np.empty((n, self.memory.context.n_vocab), np.float32)
 
     def _measure(self, window: Window) -> tuple[Rows, Rows]:
-        single = self._rows(len(window.inputs))
+        """Both paths' rows, in buffers that the next window overwrites."""
+        single = self._single_rows[: len(window.inputs)]
         self.memory.rewind(window.prefix)
         self.memory.single(window.inputs, window.prefix, single)
         return single, self._block(window, single)
 
     def _block(self, window: Window, single: Rows) -> Rows:
         """The block path and the window's cells, given the single path's rows."""
-        block = self._rows(len(window.inputs))
+        block = self._block_rows[: len(window.inputs)]
         self.memory.rewind(window.prefix)
         self.memory.block(window.inputs, window.prefix, block)
         table = score(

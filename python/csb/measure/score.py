@@ -24,8 +24,8 @@ def score(
     p, KL and total variation are of softmax(row / temperature).
     """
     n = len(window.targets)
-    s = rows.summarise(single, window.targets, temperature)
-    b = rows.summarise(block, window.targets, temperature)
+    s = rows.summarise(single, window.targets, temperature=0)
+    b = rows.summarise(block, window.targets, temperature=0)
     pair = rows.compare(single, block, temperature)
     made = cells.empty(n)
     made["t"] = window.t
@@ -38,7 +38,7 @@ def score(
     made["n_diff"] = pair[:, Pair.N_DIFF]
     for measure in (Pair.KL, Pair.TV, Pair.MAX_ABS, Pair.RMS):
         made[measure.name.lower()] = pair[:, measure]
-    for path, table in (("s", s), ("b", b)):
+    for path, table, lse in (("s", s, Pair.LSE_A), ("b", b, Pair.LSE_B)):
         good = np.where(table[:, Row.N_BAD : Row.N_BAD + 1] == 0, table, np.nan)
         for name, column in (("amax", Row.ARGMAX), ("second", Row.SECOND), ("rank", Row.RANK)):
             made[f"{name}_{path}"] = np.nan_to_num(good[:, column], nan=-1)
@@ -46,7 +46,7 @@ def score(
         made[f"lmax_{path}"] = good[:, Row.MAX]
         made[f"lsecond_{path}"] = good[:, Row.SECOND_L]
         made[f"margin_{path}"] = good[:, Row.MAX] - good[:, Row.SECOND_L]
-        made[f"nll_{path}"] = good[:, Row.LOGSUMEXP] - good[:, Row.TARGET_L] / temperature
+        made[f"nll_{path}"] = pair[:, lse] - good[:, Row.TARGET_L] / temperature
         made[f"p_{path}"] = np.exp(-made[f"nll_{path}"])
     made["dlogit"] = made["l_s"] - made["l_b"]
 

@@ -49,7 +49,7 @@ def run(
     for p in range(n):
         context.decode([token], len(prompt) - 1 + p)
         context.logits([0], row)
-        summary = rows.summarise(row, [0])[0]
+        summary = rows.summarise(row, [0], temperature=0)[0]
         if summary[Row.N_BAD]:
             raise InvalidMeasurement(
                 f"{int(summary[Row.N_BAD])} logits of the AR run at position {p} "

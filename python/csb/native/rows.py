@@ -17,7 +17,10 @@ Table = npt.NDArray[np.float64]
 
 
 def summarise(rows: Rows, targets: Sequence[int], temperature: float = 1.0) -> Table:
-    """float64 [n_rows, len(Row)-1] for rows float32 [n_rows, n_vocab]; columns are `Row`."""
+    """float64 [n_rows, len(Row)-1] for rows float32 [n_rows, n_vocab]; columns are `Row`.
+
+    temperature 0: without LOGSUMEXP, which costs as much as all the rest.
+    """
     rows = float_rows(rows, "rows")
     n_rows, n_vocab = rows.shape
     wanted = whole_array(targets, "targets")

@@ -47,7 +47,9 @@ class Pair(enum.IntEnum):
     RMS = 2
     KL = 3
     TV = 4
-    N_FIELDS = 5
+    LSE_A = 5
+    LSE_B = 6
+    N_FIELDS = 7
 
 
 def _array(dtype: Any) -> Any:
