@@ -120,6 +120,77 @@ int32_t decode_status(int32_t status) {
     }
 }
 
+// One checked llama_decode, waited for; what csb.h says of csb_context_decode.
+int32_t decode(csb_context & c, int32_t n_tokens, const int32_t * tokens, const int32_t * positions,
+               const int32_t * seq_ids, const int8_t * outputs) {
+    llama_context * context = c.context.get();
+    const int32_t   n_batch = static_cast<int32_t>(llama_n_batch(context));
+    const int32_t   n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(c.model.get()));
+    csb::check(n_tokens >= 1, "n_tokens", n_tokens, "must be at least 1");
+    if (n_tokens > n_batch) {
+        csb::bad_argument("n_tokens = " + std::to_string(n_tokens) +
+                          ": is more than n_batch = " + std::to_string(n_batch));
+    }
+    csb::check_ptr(tokens, "tokens");
+    csb::check_ptr(positions, "positions");
+    csb::check_ptr(seq_ids, "seq_ids");
+    csb::check_ptr(outputs, "outputs");
+    for (int32_t i = 0; i < n_tokens; i++) {
+        csb::check(tokens[i] >= 0 && tokens[i] < n_vocab, "tokens", tokens[i],
+                   "is outside the model's vocabulary");
+    }
+    check_positions(context, n_tokens, positions, seq_ids);
+    for (int32_t i = 0; i < n_tokens; i++) {
+        if (c.torn.count(seq_ids[i])) {
+            csb::bad_argument("seq_ids = " + std::to_string(seq_ids[i]) +
+                              ": a decode that failed left a part of its tokens in this "
+                              "sequence's memory: clear, empty or restore it first");
+        }
+    }
+
+    std::vector<int32_t> one(static_cast<size_t>(n_tokens), 1);
+    std::vector<int32_t> seqs(seq_ids, seq_ids + n_tokens);
+    std::vector<int32_t *> lists;
+    for (int32_t & s : seqs) {
+        lists.push_back(&s);
+    }
+    std::vector<int8_t> flags(outputs, outputs + n_tokens);
+    c.outputs.clear(); // whatever happens, the rows of the decode before are gone
+    llama_batch batch = {};
+    batch.n_tokens    = n_tokens;
+    batch.token       = const_cast<int32_t *>(tokens); // llama_decode reads only
+    batch.pos         = const_cast<int32_t *>(positions);
+    batch.n_seq_id    = one.data();
+    batch.seq_id      = lists.data();
+    batch.logits      = flags.data();
+
+    csb::last_log_error();
+    c.cancelled = false; // a cancel that came as the decode before ended is not for this one
+    const running_flag running(c);
+    const int64_t      begin  = now_ns();
+    const int32_t      status = llama_decode(context, batch);
+    llama_synchronize(context);
+    c.decode_ns += now_ns() - begin;
+    c.decode_n += 1;
+    if (status == 0) {
+        c.outputs = std::move(flags);
+    }
+    // llama.cpp takes the ubatch that failed out of the memory again, where the memory can.
+    const bool begun = status != 0 && status != CSB_NO_SLOT && status != CSB_ERROR_BATCH;
+    if (begun && !csb::rolls_back(context)) {
+        c.torn.insert(seqs.begin(), seqs.end());
+    }
+    return decode_status(status);
+}
+
+void copy_row(const csb_context & c, int32_t entry, float * out_row) {
+    const float * row = llama_get_logits_ith(c.context.get(), entry);
+    if (!row) {
+        throw error(CSB_ERROR_INTERNAL, "llama.cpp has no row " + std::to_string(entry));
+    }
+    std::copy(row, row + llama_vocab_n_tokens(llama_model_get_vocab(c.model.get())), out_row);
+}
+
 } // namespace
 
 int32_t csb_context_open(csb_model * model, int32_t n_options, const char * const * keys,
@@ -187,65 +258,29 @@ int32_t csb_context_decode(csb_context * handle, int32_t n_tokens, const int32_t
                            const int32_t * positions, const int32_t * seq_ids,
                            const int8_t * outputs) {
     return csb::guarded([&] {
-        const csb::use  c(handle);
-        llama_context * context = c.llama();
-        const int32_t   n_batch = static_cast<int32_t>(llama_n_batch(context));
-        const int32_t   n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(c->model.get()));
+        const csb::use c(handle);
+        return decode(*c, n_tokens, tokens, positions, seq_ids, outputs);
+    });
+}
+
+int32_t csb_context_steps(csb_context * handle, int32_t n_tokens, const int32_t * tokens,
+                          int32_t position, int32_t seq_id, float * out_rows) {
+    return csb::guarded([&]() -> int32_t {
+        const csb::use c(handle);
         csb::check(n_tokens >= 1, "n_tokens", n_tokens, "must be at least 1");
-        if (n_tokens > n_batch) {
-            csb::bad_argument("n_tokens = " + std::to_string(n_tokens) +
-                              ": is more than n_batch = " + std::to_string(n_batch));
-        }
         csb::check_ptr(tokens, "tokens");
-        csb::check_ptr(positions, "positions");
-        csb::check_ptr(seq_ids, "seq_ids");
-        csb::check_ptr(outputs, "outputs");
-        for (int32_t i = 0; i < n_tokens; i++) {
-            csb::check(tokens[i] >= 0 && tokens[i] < n_vocab, "tokens", tokens[i],
-                       "is outside the model's vocabulary");
-        }
-        check_positions(context, n_tokens, positions, seq_ids);
-        for (int32_t i = 0; i < n_tokens; i++) {
-            if (c->torn.count(seq_ids[i])) {
-                csb::bad_argument("seq_ids = " + std::to_string(seq_ids[i]) +
-                                  ": a decode that failed left a part of its tokens in this "
-                                  "sequence's memory: clear, empty or restore it first");
+        csb::check_ptr(out_rows, "out_rows");
+        const int64_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(c->model.get()));
+        const int8_t  output  = 1;
+        for (int32_t k = 0; k < n_tokens; k++) {
+            const int32_t at     = position + k;
+            const int32_t status = decode(*c, 1, tokens + k, &at, &seq_id, &output);
+            if (status != CSB_OK) {
+                return status;
             }
+            copy_row(*c, 0, out_rows + k * n_vocab);
         }
-
-        std::vector<int32_t> one(static_cast<size_t>(n_tokens), 1);
-        std::vector<int32_t> seqs(seq_ids, seq_ids + n_tokens);
-        std::vector<int32_t *> lists;
-        for (int32_t & s : seqs) {
-            lists.push_back(&s);
-        }
-        std::vector<int8_t> flags(outputs, outputs + n_tokens);
-        c->outputs.clear(); // whatever happens, the rows of the decode before are gone
-        llama_batch batch = {};
-        batch.n_tokens    = n_tokens;
-        batch.token       = const_cast<int32_t *>(tokens); // llama_decode reads only
-        batch.pos         = const_cast<int32_t *>(positions);
-        batch.n_seq_id    = one.data();
-        batch.seq_id      = lists.data();
-        batch.logits      = flags.data();
-
-        csb::last_log_error();
-        c->cancelled = false; // a cancel that came as the decode before ended is not for this one
-        const running_flag running(*c);
-        const int64_t      begin  = now_ns();
-        const int32_t      status = llama_decode(context, batch);
-        llama_synchronize(context);
-        c->decode_ns += now_ns() - begin;
-        c->decode_n += 1;
-        if (status == 0) {
-            c->outputs = std::move(flags);
-        }
-        // llama.cpp takes the ubatch that failed out of the memory again, where the memory can.
-        const bool begun = status != 0 && status != CSB_NO_SLOT && status != CSB_ERROR_BATCH;
-        if (begun && !csb::rolls_back(context)) {
-            c->torn.insert(seqs.begin(), seqs.end());
-        }
-        return decode_status(status);
+        return CSB_OK;
     });
 }
 
@@ -274,11 +309,7 @@ int32_t csb_context_logits(csb_context * handle, int32_t n_rows, const int32_t *
             csb::check(has_row, "entries", entries[i], "the last decode has no logits row there");
         }
         for (int32_t i = 0; i < n_rows; i++) {
-            const float * row = llama_get_logits_ith(c.llama(), entries[i]);
-            if (!row) {
-                throw error(CSB_ERROR_INTERNAL, "llama.cpp has no row " + std::to_string(entries[i]));
-            }
-            std::copy(row, row + n_vocab, out_rows + static_cast<int64_t>(i) * n_vocab);
+            copy_row(*c, entries[i], out_rows + static_cast<int64_t>(i) * n_vocab);
         }
         return CSB_OK;
     });

@@ -160,6 +160,13 @@ CSB_API int32_t csb_context_decode(csb_context * context, int32_t n_tokens, cons
                                    const int32_t * positions, const int32_t * seq_ids,
                                    const int8_t * outputs);
 
+// n_tokens decodes of one token each, from `position` of a sequence on, each checked as above, and
+// each one's logits row copied into out_rows [n_tokens, n_vocab]: the same as so many calls of
+// csb_context_decode and csb_context_logits, for callers whom the calls cost more than the copies.
+// Stops at the first status other than CSB_OK; the rows before it are written.
+CSB_API int32_t csb_context_steps(csb_context * context, int32_t n_tokens, const int32_t * tokens,
+                                  int32_t position, int32_t seq_id, float * out_rows);
+
 // Makes a running csb_context_decode return CSB_CANCELLED at the next graph node (CPU only; a
 // device finishes its call first). Without one running it does nothing. Any thread.
 CSB_API int32_t csb_context_cancel(csb_context * context);

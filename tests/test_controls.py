@@ -41,6 +41,12 @@ class Faulty:
             tokens = self._faults["tokens"](self.calls, self._tokens)
         self._context.decode(tokens, start, **options)
 
+    def steps(self, tokens: Any, start: int, out: Rows) -> Rows:
+        for k, token in enumerate(tokens):
+            self.decode([token], start + k)
+            self.logits([0], out[k : k + 1])
+        return out
+
     def logits(self, entries: Any = None, out: Rows | None = None) -> Rows:
         rows = self._context.logits(entries, out)
         if "rows" in self._faults:

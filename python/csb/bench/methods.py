@@ -147,7 +147,7 @@ def interleaved(
     names: Sequence[str],
     progress: Callable[[str, int, int], None],
 ) -> Iterator[tuple[str, Timed]]:
-    """Every named method `runs` times, taking turns, so that a slow spell of the machine hits all."""
+    """Every named method `runs` times, in turns: a slow spell of the machine hits all."""
     for run in range(runs):
         for done, name in enumerate(names):
             progress("bench", run * len(names) + done, runs * len(names))

@@ -24,7 +24,8 @@ SCHEMA = {"name": "csb.bench", "version": 1}
 def run_bench(
     plan: ComparePlan, runs: int, memory: bool, others: Sequence[str] = tuple(METHODS)
 ) -> dict[str, Any]:
-    """Medians over `runs` interleaved runs of the seed's method, the decodes and `others`; whether they gave the same bits."""
+    """Medians over `runs` interleaved runs of the seed's method, the decodes and `others`, and
+    whether all gave the same bits. memory: also the peak memory of two child processes."""
     names = [name for name in METHODS if name in ("seed", "decodes", *others)]
     seen: dict[str, list[Timed]] = {name: [] for name in names}
     with open_session(plan.model, plan.context) as session, Steps() as steps:

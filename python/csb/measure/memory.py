@@ -52,7 +52,7 @@ class Memory:
                 self.wipe()
             else:
                 self.context.restore(self._state)
-        elif self.context.bounds()[1] >= length and not self.context.remove(length):
+        elif not self.context.remove(length):
             raise InvalidMeasurement("llama.cpp could not cut its memory back")
         last = self.context.bounds()[1]
         if last != length - 1:
@@ -62,10 +62,7 @@ class Memory:
 
     def single(self, inputs: Sequence[int], start: int, out: Rows) -> Rows:
         """The inputs one per decode; out float32 [len(inputs), n_vocab]."""
-        for k, token in enumerate(inputs):
-            self.context.decode([token], start + k)
-            self.context.logits([0], out[k : k + 1])
-        return out
+        return self.context.steps(inputs, start, out)
 
     def block(self, inputs: Sequence[int], start: int, out: Rows) -> Rows:
         """The inputs in one decode, every row an output; out float32 [len(inputs), n_vocab]."""

@@ -125,6 +125,24 @@ class Context(Handle):
             self.cancel,
         )
 
+    def steps(
+        self,
+        tokens: Sequence[int] | npt.NDArray[np.int32],
+        start: int,
+        out: Rows,
+        *,
+        seq_id: int = 0,
+    ) -> Rows:
+        """The tokens one per decode, from position `start` on, and each one's logits row copied
+        into out: float32 [len(tokens), n_vocab]. Errors as `decode`."""
+        ids = whole_array(tokens, "tokens")
+        self._check_out(out, len(ids))
+        pointer, place = self.pointer, (whole(start, "start"), whole(seq_id, "seq_id"))
+        worker.run(
+            lambda: self._lib.csb_context_steps(pointer, len(ids), ids, *place, out), self.cancel
+        )
+        return out
+
     def cancel(self) -> None:
         """Ends a decode that runs on another thread, at the next graph node (CPU only)."""
         self._lib.csb_context_cancel(self.pointer)
@@ -136,12 +154,15 @@ class Context(Handle):
         """
         index = whole_array([0] if entries is None else entries, "entries")
         rows = np.empty((len(index), self.n_vocab), np.float32) if out is None else out
-        if rows.shape != (len(index), self.n_vocab) or rows.dtype != np.float32:
+        self._check_out(rows, len(index))
+        self._lib.csb_context_logits(self.pointer, len(index), index, rows)
+        return rows
+
+    def _check_out(self, rows: Rows, n: int) -> None:
+        if rows.shape != (n, self.n_vocab) or rows.dtype != np.float32:
             raise ArgumentError(f"out has shape {rows.shape}: must be float32 [rows, n_vocab]")
         if not (rows.flags.c_contiguous and rows.flags.writeable):
             raise ArgumentError("out must be contiguous and writeable")
-        self._lib.csb_context_logits(self.pointer, len(index), index, rows)
-        return rows
 
     @property
     def decode_seconds(self) -> float:

@@ -93,6 +93,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "csb_context_close": (None, (HANDLE,)),
     "csb_context_describe": (STATUS, (HANDLE, OUT)),
     "csb_context_decode": (STATUS, (HANDLE, c_int32, I32, I32, I32, I8)),
+    "csb_context_steps": (STATUS, (HANDLE, c_int32, I32, c_int32, c_int32, F32)),
     "csb_context_cancel": (STATUS, (HANDLE,)),
     "csb_context_logits": (STATUS, (HANDLE, c_int32, I32, F32)),
     "csb_context_decode_time": (STATUS, (HANDLE, OUT, OUT)),
