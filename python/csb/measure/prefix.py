@@ -17,6 +17,7 @@ from csb.measure.memory import Memory
 from csb.plan import Window
 
 QUANTIZED = "quantized weights or cache need kernel records, which this build has not"
+NOT_WORTH_IT = "probes would cost more than they save, or than 15 % of the run"
 
 
 @dataclass
@@ -114,7 +115,7 @@ def _proven(walk: Walk, windows: list[Window]) -> list[Window]:
     budget = spare / walk.prefill_seconds - total if walk.prefill_seconds else 0.0
     probes = evidence.choose(lengths, shapes, budget) if lengths else []
     if not probes or sum(lengths) <= sum(probes) + total:
-        walk.record.reason = "too few windows for probes to pay"
+        walk.record.reason = NOT_WORTH_IT
         return []
     begin, decoded = time.perf_counter(), context.decode_seconds
     found = evidence.probe(walk.memory, walk.longest, probes)
