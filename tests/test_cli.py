@@ -159,7 +159,7 @@ def test_a_row_is_one_line_however_narrow_the_terminal(text_model: Path) -> None
 
 def test_progress_goes_to_a_terminal_and_the_table_does_not(text_model: Path) -> None:
     mine, theirs = pty.openpty()
-    done = child("-m", text_model, *SHORT, stderr=theirs)
+    done = child("-m", text_model, *SHORT, stderr=theirs, env={**os.environ, "TERM": "xterm"})
     os.close(theirs)
     assert b"AR run" in os.read(mine, 100_000)
     os.close(mine)

@@ -17,7 +17,7 @@ import click
 import csb
 from csb.errors import CsbError, InvalidMeasurement
 from csb.exit_codes import Exit, help_text
-from csb.render.output import discard_stdout, note
+from csb.render.output import discard, note
 
 # name: module and its click command, imported only when asked for
 COMMANDS = {
@@ -49,6 +49,13 @@ class Commands(click.Group):
                 raise click.UsageError(f"no command {args[0]!r}; the commands are {known}", ctx)
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # click would print an empty line of its own
+            note("interrupted")
+            raise click.exceptions.Exit(Exit.INTERRUPTED) from None
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write("\n" + help_text() + "\n")
@@ -125,9 +132,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     with _signals():
         code = _run(arguments)
-    try:
-        if sys.stdout is not None:  # closed by whoever started csb
-            sys.stdout.flush()
-    except OSError:
-        discard_stdout()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:  # closed by whoever started csb
+                stream.flush()
+        except OSError:
+            discard(stream)
     return int(code)

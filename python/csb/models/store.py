@@ -226,6 +226,7 @@ def _run_pip(command: list[str], folder: Path, tick: Callable[[int], None]) -> t
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
     environment |= {"PIP_REQUIRE_VIRTUALENV": "0", "PYTHONSAFEPATH": "1"}
     environment["PYTHONIOENCODING"] = "utf-8:backslashreplace"
+    environment["PYTHONUNBUFFERED"] = "1"  # one log of two streams: its last line is the last said
     log = folder / "pip.log"
     with log.open("wb") as output:
         pip = subprocess.Popen(

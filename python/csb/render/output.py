@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -39,14 +40,14 @@ def _write(data: bytes) -> None:
     try:
         click.echo(data, nl=False)
     except BrokenPipeError:
-        discard_stdout()
+        discard(sys.stdout)
     except OSError as error:
-        discard_stdout()
+        discard(sys.stdout)
         raise FileError(f"stdout: {error.strerror}") from error
 
 
-def discard_stdout() -> None:
-    """What stdout still buffers must not raise again at exit."""
+def discard(stream: TextIO) -> None:
+    """What the stream still buffers must not raise again at exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
+    os.dup2(devnull, stream.fileno())
     os.close(devnull)
