@@ -1,4 +1,4 @@
-// Opening and describing models, and their vocabulary.
+// Opening and describing models.
 #include <sys/stat.h>
 
 #include <cstring>
@@ -13,94 +13,10 @@
 #include "llama-ext.h"
 #include "options.hpp"
 
+
 namespace {
 
 using csb::error;
-
-std::string spelled(const char * data, size_t n) { // bytes of a file as harmless text
-    std::string text;
-    for (size_t i = 0; i < n; i++) {
-        const unsigned char c = static_cast<unsigned char>(data[i]);
-        text += c >= 0x20 && c < 0x7f ? static_cast<char>(c) : '.';
-    }
-    return text;
-}
-
-// The first token text that stands in the vocabulary twice, on which llama.cpp aborts.
-const char * repeated_token(const gguf_context * gguf) {
-    const int64_t key = gguf_find_key(gguf, "tokenizer.ggml.tokens");
-    if (key < 0 || gguf_get_kv_type(gguf, key) != GGUF_TYPE_ARRAY ||
-        gguf_get_arr_type(gguf, key) != GGUF_TYPE_STRING) {
-        return nullptr;
-    }
-    std::unordered_set<std::string_view> seen;
-    for (size_t i = 0; i < gguf_get_arr_n(gguf, key); i++) {
-        const char * token = gguf_get_arr_str(gguf, key, i);
-        if (*token && !seen.insert(token).second) { // llama.cpp numbers the empty ones
-            return token;
-        }
-    }
-    return nullptr;
-}
-
-} // namespace
-
-// llama.cpp says "failed to load model" for all of these; a reader wants to know which it is.
-void csb::check_file(const std::string & path) {
-    struct stat st = {};
-    if (::stat(path.c_str(), &st) != 0) {
-        throw error(CSB_ERROR_FILE, path + ": " + std::strerror(errno));
-    }
-    if (S_ISDIR(st.st_mode)) {
-        throw error(CSB_ERROR_FILE, path + ": is a folder, not a GGUF file");
-    }
-    if (!S_ISREG(st.st_mode)) { // opening a pipe would wait for its other end
-        throw error(CSB_ERROR_FILE, path + ": is not a regular file");
-    }
-    char          magic[4] = {};
-    std::ifstream file(path, std::ios::binary);
-    if (!file) {
-        throw error(CSB_ERROR_FILE, path + ": " + std::strerror(errno));
-    }
-    file.read(magic, sizeof(magic));
-    const size_t n = static_cast<size_t>(file.gcount());
-    if (n == 0) {
-        throw error(CSB_ERROR_FILE, path + ": is empty");
-    }
-    if (n < sizeof(magic) || std::memcmp(magic, "GGUF", 4) != 0) {
-        throw error(CSB_ERROR_FILE, path + ": is no GGUF file (it starts with \"" +
-                                        spelled(magic, n) + "\")");
-    }
-    csb::last_log_error();
-    std::unique_ptr<gguf_context, void (*)(gguf_context *)> gguf(
-        gguf_init_from_file(path.c_str(), {/*no_alloc*/ true, /*ctx*/ nullptr}), gguf_free);
-    if (!gguf) {
-        const std::string why = csb::last_log_error();
-        throw error(CSB_ERROR_FILE, path + ": is cut short or damaged" +
-                                        (why.empty() ? "" : " (" + why + ")"));
-    }
-    const int64_t tensors = gguf_get_n_tensors(gguf.get());
-    if (const char * token = repeated_token(gguf.get())) {
-        throw error(CSB_ERROR_FILE, path + ": is damaged (its vocabulary has a token twice: " +
-                                        spelled(token, std::strlen(token)) + ")");
-    }
-    // The first part of a split model may hold metadata alone; llama.cpp checks the parts.
-    if (tensors == 0 && gguf_find_key(gguf.get(), "split.count") < 0) {
-        throw error(CSB_ERROR_FILE, path + ": holds a vocabulary and no weights");
-    }
-    size_t needed = 0;
-    for (int64_t i = 0; i < tensors; i++) {
-        needed = std::max(needed, gguf_get_tensor_offset(gguf.get(), i) +
-                                      gguf_get_tensor_size(gguf.get(), i));
-    }
-    needed += gguf_get_data_offset(gguf.get());
-    if (static_cast<size_t>(st.st_size) < needed) {
-        throw error(CSB_ERROR_FILE, path + ": is cut short (" + std::to_string(st.st_size) +
-                                        " bytes of " + std::to_string(needed) + ")");
-    }
-}
-
-namespace {
 
 std::vector<ggml_backend_dev_t> find_devices(const std::string & names) {
     std::vector<ggml_backend_dev_t> devices;
@@ -141,20 +57,6 @@ std::vector<float> read_split(const std::string & text) {
     }
     parts.resize(llama_max_devices());
     return parts;
-}
-
-void check_token(const llama_vocab * vocab, int32_t token) {
-    csb::check(token >= 0 && token < llama_vocab_n_tokens(vocab), "token", token,
-               "is outside the model's vocabulary");
-}
-
-// llama.cpp's lookups answer with the negated size when the buffer is too small.
-template <typename F> int32_t fill(int32_t capacity, int32_t * out_n, F && call) {
-    csb::check(capacity >= 0, "capacity", capacity, "must not be negative");
-    csb::check_ptr(out_n, "out_n");
-    const int32_t n = call();
-    *out_n          = n < 0 ? -n : n;
-    return CSB_OK;
 }
 
 } // namespace
@@ -288,72 +190,6 @@ int32_t csb_model_chat_template(csb_model * handle, const char ** out_text) {
         const auto   held = csb::open_model(handle);
         const char * text = llama_model_chat_template(held->model.get(), nullptr);
         *out_text         = text ? csb::keep_text(text) : nullptr;
-        return CSB_OK;
-    });
-}
-
-int32_t csb_model_tokenize(csb_model * handle, const char * text, int32_t n_bytes,
-                           int32_t add_special, int32_t parse_special, int32_t capacity,
-                           int32_t * out_tokens, int32_t * out_n) {
-    return csb::guarded([&] {
-        const auto          held  = csb::open_model(handle);
-        const llama_vocab * vocab = llama_model_get_vocab(held->model.get());
-        csb::check_ptr(text, "text");
-        csb::check(n_bytes >= 0, "n_bytes", n_bytes, "must not be negative");
-        if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
-            throw error(CSB_ERROR_UNSUPPORTED, "the model has no tokenizer: give token ids");
-        }
-        return fill(capacity, out_n, [&] {
-            return llama_tokenize(vocab, text, n_bytes, out_tokens, out_tokens ? capacity : 0,
-                                  add_special != 0, parse_special != 0);
-        });
-    });
-}
-
-int32_t csb_model_detokenize(csb_model * handle, const int32_t * tokens, int32_t n_tokens,
-                             int32_t special, int32_t capacity, char * out_bytes,
-                             int32_t * out_n) {
-    return csb::guarded([&] {
-        const auto          held  = csb::open_model(handle);
-        const llama_vocab * vocab = llama_model_get_vocab(held->model.get());
-        csb::check(n_tokens >= 0, "n_tokens", n_tokens, "must not be negative");
-        for (int32_t i = 0; i < n_tokens; i++) {
-            check_token(vocab, csb::check_ptr(tokens, "tokens")[i]);
-        }
-        if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
-            throw error(CSB_ERROR_UNSUPPORTED, "the model has no tokenizer");
-        }
-        return fill(capacity, out_n, [&] {
-            return llama_detokenize(vocab, tokens, n_tokens, out_bytes, out_bytes ? capacity : 0,
-                                    false, special != 0);
-        });
-    });
-}
-
-int32_t csb_model_token_piece(csb_model * handle, int32_t token, int32_t capacity,
-                              char * out_bytes, int32_t * out_n) {
-    return csb::guarded([&] {
-        const auto          held  = csb::open_model(handle);
-        const llama_vocab * vocab = llama_model_get_vocab(held->model.get());
-        check_token(vocab, token);
-        if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
-            throw error(CSB_ERROR_UNSUPPORTED, "the model has no tokenizer");
-        }
-        return fill(capacity, out_n, [&] {
-            return llama_token_to_piece(vocab, token, out_bytes, out_bytes ? capacity : 0, 0, true);
-        });
-    });
-}
-
-int32_t csb_model_token_is_eog(csb_model * handle, int32_t token, int32_t * out_is_eog) {
-    return csb::guarded([&] {
-        const auto          held  = csb::open_model(handle);
-        const llama_vocab * vocab = llama_model_get_vocab(held->model.get());
-        csb::check_ptr(out_is_eog, "out_is_eog");
-        check_token(vocab, token);
-        // Without a tokenizer no token means anything.
-        *out_is_eog = llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE &&
-                      llama_vocab_is_eog(vocab, token);
         return CSB_OK;
     });
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+import tiny
 from conftest import TinyModel
 from csb import record
 from csb.cli import app
@@ -308,3 +310,16 @@ def test_quantize(run: Run, tiny_model: TinyModel, tmp_path: Path) -> None:
     assert twice.stat().st_size < once.stat().st_size < source.stat().st_size
     assert run("-m", twice, *SHORT).code in (0, 1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["1.gguf", "2.gguf"]
+
+
+def test_every_part_of_a_split_model_is_hashed(
+    run: Run, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    parts = tiny.split(tiny_model(n_layer=1), tmp_path / "split", 3)
+    saved = tmp_path / "r.json"
+    run("-m", parts[0], "--tokens", "1,2,3", "-n", "4", "-t", "1", "--json", saved)
+    files = record.load(saved)["provenance"]["model"]["files"]
+    assert [Path(f["path"]) for f in files] == parts
+    assert [f["sha256"] for f in files] == [
+        hashlib.sha256(p.read_bytes()).hexdigest() for p in parts
+    ]

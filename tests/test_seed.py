@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import seed_method
 import tiny
+from csb.measure import evidence
 from csb.measure.compare import Measurement, compare
 from csb.measure.memory import Memory
 from csb.native.library import quantize
@@ -97,11 +98,36 @@ def test_types(models: dict[str, Path], kind: str, repack: bool, flash: str) -> 
     ("width", "n_ubatch"),
     [(1, 512), (2, 512), (3, 512), (5, 512), (8, 512), (2, 1), (5, 2), (5, 4), (8, 3)],
 )
-def test_widths(models: dict[str, Path], kind: str, width: int, n_ubatch: int) -> None:
-    options = settings(n_ubatch=n_ubatch)
+def test_widths(
+    models: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    width: int,
+    n_ubatch: int,
+) -> None:
+    monkeypatch.setattr(evidence, "LIMIT", 1e9)  # what is shared depends on evidence alone
+    options, n = settings(n_ubatch=n_ubatch), 18
+    whole = kind in PLAIN and n_ubatch == 512
     with csb.Model(models[kind]) as model:
-        for place in (9, 252):
+        for place in (9, 250):
             prompt = tokens(place)
-            expected = seed_method.run(model, options, prompt, 10, width)
-            measured = by_csb(model, options, prompt, 10, width, "reprefill")
+            expected = seed_method.run(model, options, prompt, n, width)
+            measured = by_csb(model, options, prompt, n, width, "auto", kind not in PLAIN)
+            assert measured.prefix.shared == (n - 1 if whole else 0)
             assert_equal(expected, measured)
+            for prefix in ("reprefill", "shared") if whole else ("reprefill",):
+                assert_equal(expected, by_csb(model, options, prompt, n, width, prefix))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("flash", ["off", "on"])
+def test_the_default_model(default_model: Path, flash: str) -> None:
+    """A real model, its windows across 256 cells."""
+    options, n = settings(flash_attn=flash), 6
+    with csb.Model(default_model) as model:
+        text = (
+            "The square of the hypotenuse is the sum of the squares of the other two sides. " * 20
+        )
+        prompt = model.tokenize(text)[:254]
+        expected = seed_method.run(model, options, prompt, n, 5)
+        assert_equal(expected, by_csb(model, options, prompt, n, 5, "reprefill"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ def switches() -> dict[str, str]:
 
 
 def environment() -> dict[str, Any]:
-    """Build, machine and devices as plain data. Memory in bytes."""
+    """Build, machine, devices and the time as plain data. Memory in bytes."""
     return {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "csb": csb.__version__,
         "build": build_info(),
         "system": system_info(),

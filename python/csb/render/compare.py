@@ -96,6 +96,8 @@ def _flips(record: Record) -> Iterator[str]:
 def _more(record: Record) -> Iterator[str]:
     s, p = record["summary"], record["prefix"]
     q = s["quantiles"]
+    if (rows := record["config"]["n_ubatch"]) < record["block_width"]:
+        yield f"blocks: -ub {rows} splits every block into ubatches of at most {rows} rows"
     one_row = f", {s['n_one_row']} one-row cells left out" if s["n_one_row"] else ""
     yield f"compared: {s['n_compared']} cells, {s['n_equal']} of them equal in every bit{one_row}"
     for key, name in (
