@@ -66,8 +66,11 @@ foreach(_variable ${_variables})
     endif()
 endforeach()
 
-# Hooks are the tracing issue's; a build without them says so.
-string(JSON _build SET "${_build}" hooks "{\"graph\": false, \"kernels\": false}")
+if(CSB_HOOKS)
+    string(JSON _build SET "${_build}" hooks "{\"graph\": true, \"kernels\": true}")
+else()
+    string(JSON _build SET "${_build}" hooks "{\"graph\": false, \"kernels\": false}")
+endif()
 
 file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/_build.json CONTENT "${_build}\n")
 file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/build_info.h

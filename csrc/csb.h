@@ -202,6 +202,36 @@ CSB_API int32_t csb_context_state_get(csb_context * context, int32_t seq_id, int
 CSB_API int32_t csb_context_state_set(csb_context * context, int32_t seq_id, int32_t partial,
                                       const uint8_t * bytes, int64_t size);
 
+// ---- what really ran: traces and kernel switches ------------------------------------------------
+// The linker puts hooks between llama.cpp's own objects (csrc/hooks). A build without them answers
+// CSB_ERROR_UNSUPPORTED here; csb_library_build says which there are. While a switch or a trace is
+// in force, decodes of all contexts take turns.
+
+// From now on the context's decodes are recorded (both 0: no longer, and what was recorded is
+// forgotten): graph 1 every node in execution order, kernels 1 the CPU kernels that ran for each,
+// in at most `limit` bytes of text.
+CSB_API int32_t csb_context_trace(csb_context * context, int32_t graph, int32_t kernels,
+                                  int64_t limit);
+
+// The calls recorded since the last time: [{"n_tokens", "ubatches": [{"n_splits", "n_nodes",
+// "nodes": [{"name", "op", "type", "ne", "backend", "src": [{"name", "type", "ne"}]}], "kernels":
+// [{"node", "kernel", "accepted", "count", "m", "n", "k"}]}]}]. accepted false: the kernel was
+// asked and answered "not handled". *out_lost: ubatches that did not fit into the limit.
+CSB_API int32_t csb_context_trace_take(csb_context * context, const char ** out_json,
+                                       int64_t * out_lost);
+
+// CPU kernels that can be refused at run time, so that llama.cpp takes its next path.
+enum csb_kernel_switch {
+    CSB_WITHOUT_LLAMAFILE = 1, // llamafile_sgemm
+    CSB_WITHOUT_TILED     = 2, // the tiled K-quant product
+    CSB_WITHOUT_SPLIT_KV  = 4, // flash attention of one row split over the cache
+    CSB_REFERENCE         = 8, // the reference kernels for the whole graph: many at once
+};
+
+// The switches in force from the next decode on, in the whole process.
+CSB_API int32_t csb_kernels_set(int32_t switches);
+CSB_API int32_t csb_kernels_get(int32_t * out_switches);
+
 // ---- rows of logits: pure functions on the caller's memory ------------------------------------
 
 // Columns of csb_rows_summarise's table. Ids, counts and ranks are whole numbers in a double.

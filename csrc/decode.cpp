@@ -127,10 +127,18 @@ int32_t decode(csb_context & c, int32_t n_tokens, const int32_t * tokens, const 
     csb::last_log_error();
     c.cancelled = false; // a cancel that came as the decode before ended is not for this one
     const running_flag running(c);
-    const int64_t      begin  = now_ns();
-    const int32_t      status = llama_decode(context, batch);
-    llama_synchronize(context);
-    c.decode_ns += now_ns() - begin;
+    csb::trace *       recorder = c.trace.flags ? &c.trace : nullptr;
+    int32_t            status   = 0;
+    {
+        const csb::hooks_hold hold(recorder);
+        const int64_t         begin = now_ns();
+        status                      = llama_decode(context, batch);
+        llama_synchronize(context);
+        c.decode_ns += now_ns() - begin;
+    }
+    if (recorder) {
+        recorder->end_call(n_tokens);
+    }
     c.decode_n += 1;
     if (status == 0) {
         c.outputs = std::move(flags);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "guard.hpp"
+#include "hooks/hooks.hpp"
 #include "llama.h"
 
 struct csb_model {
@@ -32,6 +33,7 @@ struct csb_context {
     int64_t                                 decode_ns = 0;
     int64_t                                 decode_n  = 0;
     uint64_t                                origin    = 0; // whose states fit: state.cpp
+    csb::trace                              trace;
     std::vector<int8_t>                     outputs;       // of the last decode, by batch entry
     std::set<int32_t>                       torn; // sequences a decode that failed left unusable
 };

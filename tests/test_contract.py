@@ -85,6 +85,7 @@ def test_signature(name):
         ("csb_status", "CSB_", table.Status),
         ("csb_row_field", "CSB_ROW_", table.Row),
         ("csb_pair_field", "CSB_PAIR_", table.Pair),
+        ("csb_kernel_switch", "CSB_", table.KernelSwitch),
     ],
 )
 def test_enum(name, prefix, mirror):
@@ -97,6 +98,7 @@ def test_every_enum_of_the_header_is_compared():
         "csb_status",
         "csb_row_field",
         "csb_pair_field",
+        "csb_kernel_switch",
     }
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {"Model": "csb.native.model", "Context": "csb.native.context"}
+_MODULES = ("kernels", "errors")
 
 
 def __getattr__(name: str) -> Any:  # so that importing csb needs no native library
@@ -29,6 +30,10 @@ def __getattr__(name: str) -> Any:  # so that importing csb needs no native libr
         import importlib
 
         return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _MODULES:
+        import importlib
+
+        return importlib.import_module(f"csb.{name}")
     raise AttributeError(f"module 'csb' has no attribute {name!r}")
 
 

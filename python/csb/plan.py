@@ -9,6 +9,7 @@ from csb.errors import ArgumentError
 
 DEFAULT_PROMPT = "Explain the Pythagorean theorem"
 PREFIXES = ("auto", "reprefill", "shared", "incremental", "block")
+KERNEL_SWITCHES = ("llamafile", "tiled", "split-kv", "reference")
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
@@ -68,6 +69,7 @@ class ComparePlan:
     temperature: float = 1.0
     decided: float = 2.0
     save_logits: Path | None = None
+    without: tuple[str, ...] = ()  # kernel switches, csb.kernels
 
     def check(self, n_prompt: int, n_batch: int, n_ctx: int) -> None:
         """Everything that can be known before the first decode. Raises ArgumentError."""

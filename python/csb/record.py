@@ -84,6 +84,7 @@ def head(plan: ComparePlan, prompt: Prompt, provenance: dict[str, Any]) -> Recor
             "temperature": plan.temperature,
             "decided": plan.decided,
             "repack": plan.model.repack,
+            "without": list(plan.without),
             **prompt.to_json(),
         },
         "provenance": provenance,

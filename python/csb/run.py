@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from csb import cells, record
+from csb import cells, kernels, record
 from csb.measure.compare import Measurement, Sink, compare
 from csb.measure.session import open_session
+from csb.measure.trace import switch_effects
 from csb.native import net, worker
 from csb.native.context import Rows
 from csb.plan import ComparePlan, Window
@@ -23,7 +24,7 @@ def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, An
 
     An interrupt ends in a record with `complete` false; an error raises after it was written.
     """
-    with open_session(plan.model, plan.context) as session:
+    with kernels.without(*plan.without), open_session(plan.model, plan.context) as session:
         prompt = resolve(plan.prompt, session.model)
         memory = session.memory
         plan.check(
@@ -42,6 +43,12 @@ def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, An
 
                 measured = _interruptible(
                     lambda: compare(memory, plan, prompt.tokens, session.quantized, steps, sink),
+                    session.context.cancel,
+                )
+            if plan.without and measured.stopped is None:
+                ran = [*prompt.tokens, *measured.trajectory.ids][: -plan.width or None]
+                provenance["switch_effects"] = worker.run(
+                    lambda: switch_effects(memory, ran, plan.width, plan.without),
                     session.context.cancel,
                 )
             made = record.build(plan, prompt, provenance, measured, _piece(session.model), seconds)

@@ -112,10 +112,10 @@ def summarise(table: Cells, decided: float) -> dict[str, Any]:
             "abs_pair_gap": quantiles(np.abs(compared["pair_gap"])),
             "margin": quantiles(margin),
         },
-        "max_abs": _plain(compared["max_abs"].max(initial=0.0)),
+        "max_abs": _largest(compared["max_abs"]),
         "mean_kl": _mean(compared["kl"]),
         "mean_tv": _mean(compared["tv"]),
-        "max_tv": _plain(compared["tv"].max(initial=0.0)),
+        "max_tv": _largest(compared["tv"]),
         "mean_nll_difference": _mean(compared["nll_b"] - compared["nll_s"]),
         "bound": bound(positions) if not genuine.any() else None,
     }
@@ -128,6 +128,10 @@ def bound(n: int) -> float | None:
 
 def _mean(values: Floats) -> float | None:
     return _plain(values.mean()) if len(values) else None
+
+
+def _largest(values: Floats) -> float | None:
+    return _plain(values.max()) if len(values) else None
 
 
 def unequal_one_row(table: Cells) -> int:

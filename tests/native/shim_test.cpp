@@ -71,6 +71,12 @@ int32_t decode(csb_context * context, int32_t n, int32_t start, int8_t output = 
                               outputs.data());
 }
 
+int32_t next_position(csb_context * context) {
+    int32_t first = 0, last = 0;
+    OK(csb_context_seq_bounds(context, 0, &first, &last));
+    return last + 1;
+}
+
 void run_threads(int n, const std::function<void(int)> & work) {
     std::vector<std::thread> threads;
     for (int i = 0; i < n; i++) {
@@ -348,6 +354,40 @@ void many_contexts() {
     csb_model_close(model);
 }
 
+void hooks() {
+    csb_model * model = open_model("llama.gguf");
+    run_threads(3, [&](int i) { // one toggles switches, one traces, one does neither
+        csb_context * context = open_context(model);
+        for (int k = 0; k < 8; k++) {
+            if (i == 0) {
+                OK(csb_kernels_set(k % 2 ? 0 : CSB_WITHOUT_LLAMAFILE | CSB_REFERENCE));
+            } else if (i == 1) {
+                OK(csb_context_trace(context, k % 2, 1, 1 << (10 + 2 * k)));
+            }
+            OK(decode(context, 1 + 3 * (k % 3), k == 0 ? 0 : next_position(context)));
+            if (i == 1) {
+                const char * text = nullptr;
+                int64_t      lost = 0;
+                OK(csb_context_trace_take(context, &text, &lost));
+                CHECK(text && text[0] == '[');
+            }
+        }
+        csb_context_close(context);
+    });
+    OK(csb_kernels_set(0));
+    int32_t now = -1;
+    OK(csb_kernels_get(&now));
+    CHECK(now == 0);
+    BAD(csb_kernels_set(1 << 20));
+    BAD(csb_kernels_get(nullptr));
+    BAD(csb_context_trace(nullptr, 1, 1, 100));
+    csb_context * context = open_context(model);
+    BAD(csb_context_trace(context, 1, 1, -1));
+    BAD(csb_context_trace_take(context, nullptr, nullptr));
+    csb_context_close(context);
+    csb_model_close(model);
+}
+
 void net() {
     const std::string path = path_of("record.json");
     run_threads(3, [&](int i) {
@@ -384,6 +424,7 @@ int main(int argc, char ** argv) {
         {"one context, many threads", one_context_many_threads},
         {"closing meanwhile", closing_meanwhile},
         {"many contexts", many_contexts},
+        {"hooks", hooks},
         {"net", net},
     };
     for (const auto & [name, test] : tests) {

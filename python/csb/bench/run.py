@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from csb import kernels
 from csb.bench.methods import METHODS, Timed, interleaved
 from csb.errors import LibraryError
 from csb.measure.session import open_session
@@ -28,7 +29,11 @@ def run_bench(
     whether all gave the same bits. memory: also the peak memory of two child processes."""
     names = [name for name in METHODS if name in ("seed", "decodes", *others)]
     seen: dict[str, list[Timed]] = {name: [] for name in names}
-    with open_session(plan.model, plan.context) as session, Steps() as steps:
+    with (
+        kernels.without(*plan.without),
+        open_session(plan.model, plan.context) as session,
+        Steps() as steps,
+    ):
         prompt = resolve(plan.prompt, session.model)
         plan.check(
             len(prompt.tokens), session.context.value("n_batch"), session.context.value("n_ctx_seq")

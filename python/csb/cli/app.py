@@ -22,6 +22,7 @@ from csb.render.output import discard, note
 # name: module and its click command, imported only when asked for
 COMMANDS = {
     "compare": "csb.cli.compare",
+    "trace": "csb.cli.trace",
     "models": "csb.cli.models",
     "quantize": "csb.cli.quantize",
     "bench": "csb.cli.bench",

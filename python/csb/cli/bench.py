@@ -28,6 +28,7 @@ from csb.render.output import save, say
     default=["reprefill", "shared", "auto"],
     help="a prefix strategy to time, may be repeated (all three)",
 )
+@options.without_option
 @options.json_option
 def command(
     runs: int, memory: bool, methods: tuple[str, ...], json_path: str | None, **given: Any
@@ -48,6 +49,7 @@ def command(
         prompt=prompt,
         n_gen=given["n_gen"],
         width=given["width"],
+        without=given["without"],
     )
     record = run_bench(plan, runs, memory, methods)
     if json_path is not None:

@@ -57,6 +57,7 @@ from csb.render.output import say
     metavar="FILE.npz",
     help="save every logits row of both paths",
 )
+@options.without_option
 @options.json_option
 def command(fail_on: str, full: bool, json_path: str | None, **given: Any) -> int:
     """Decode an AR trajectory's windows singly and as blocks, and measure the gap."""
@@ -74,6 +75,7 @@ def command(fail_on: str, full: bool, json_path: str | None, **given: Any) -> in
         prefix=given["prefix"],
         temperature=given["temperature"],
         decided=given["decided"],
+        without=given["without"],
         save_logits=Path(given["save_logits"]) if given["save_logits"] else None,
     )
     record = run_compare(plan, json_path)

@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 import click
 
 from csb.errors import FileError
-from csb.plan import CACHE_TYPES, DEFAULT_PROMPT, ContextPlan, ModelPlan, PromptPlan
+from csb.plan import (
+    CACHE_TYPES,
+    DEFAULT_PROMPT,
+    KERNEL_SWITCHES,
+    ContextPlan,
+    ModelPlan,
+    PromptPlan,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -76,6 +83,20 @@ class Tokens(click.ParamType):
         if text.lstrip().startswith("["):
             return json.loads(text)
         return [int(i) for i in text.replace(",", " ").split()]
+
+
+class Switches(click.ParamType):
+    """Names of kernel switches, joined by commas."""
+
+    name = "NAMES"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
+        names = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+        for name in names:
+            if name not in KERNEL_SWITCHES:
+                known = ", ".join(KERNEL_SWITCHES)
+                self.fail(f"no kernel switch {name!r}: one of {known}", param, ctx)
+        return names
 
 
 class Flash(click.ParamType):
@@ -279,4 +300,12 @@ class Output(click.ParamType):
 
 json_option = click.option(
     "--json", "json_path", type=Output(stdout=True), help="save as JSON; -: JSON alone on stdout"
+)
+
+without_option = click.option(
+    "--without",
+    type=Switches(),
+    default=(),
+    metavar="NAMES",
+    help=f"refuse these CPU kernels: {', '.join(KERNEL_SWITCHES)}",
 )

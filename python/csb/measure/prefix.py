@@ -16,7 +16,7 @@ from csb.measure import evidence
 from csb.measure.memory import Memory
 from csb.plan import Window
 
-QUANTIZED = "quantized weights or cache need kernel records, which this build has not"
+QUANTIZED = "with quantized weights or cache a sample of lengths proves nothing"
 NOT_WORTH_IT = "probes would cost more than they save, or than 15 % of the run"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from csb import kernels
 from csb.errors import ArgumentError
 from csb.measure.memory import Memory
 from csb.models.hashing import sha256_file
@@ -74,6 +75,7 @@ class Session:
         info = self.model.info
         return {
             **environment(),
+            "kernel_switches": kernels.in_force(),
             "model": {
                 "files": files,
                 **{

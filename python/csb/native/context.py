@@ -17,6 +17,7 @@ from csb.native.checks import whole, whole_array
 from csb.native.handle import Handle
 from csb.native.library import c_options, library
 from csb.native.model import Model
+from csb.native.trace import Trace
 
 Rows = npt.NDArray[np.float32]
 
@@ -142,6 +143,11 @@ class Context(Handle):
             lambda: self._lib.csb_context_steps(pointer, len(ids), ids, *place, out), self.cancel
         )
         return out
+
+    def trace(self, *, graph: bool = True, kernels: bool = True) -> Trace:
+        """Records every decode inside a `with` block: nodes in execution order (graph) and the CPU
+        kernels that ran for each (kernels). UnsupportedError if this build has no hooks."""
+        return Trace(self, graph, kernels)
 
     def cancel(self) -> None:
         """Ends a decode that runs on another thread, at the next graph node (CPU only)."""

@@ -52,6 +52,15 @@ class Pair(enum.IntEnum):
     N_FIELDS = 7
 
 
+class KernelSwitch(enum.IntFlag):
+    """CPU kernels that can be refused at run time: csb_kernel_switch."""
+
+    WITHOUT_LLAMAFILE = 1
+    WITHOUT_TILED = 2
+    WITHOUT_SPLIT_KV = 4
+    REFERENCE = 8
+
+
 def _array(dtype: Any) -> Any:
     return np.ctypeslib.ndpointer(dtype=dtype, flags="C_CONTIGUOUS")
 
@@ -103,6 +112,10 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "csb_context_state_size": (STATUS, (HANDLE, c_int32, c_int32, OUT)),
     "csb_context_state_get": (STATUS, (HANDLE, c_int32, c_int32, c_int64, U8, OUT)),
     "csb_context_state_set": (STATUS, (HANDLE, c_int32, c_int32, U8, c_int64)),
+    "csb_context_trace": (STATUS, (HANDLE, c_int32, c_int32, c_int64)),
+    "csb_context_trace_take": (STATUS, (HANDLE, OUT, OUT)),
+    "csb_kernels_set": (STATUS, (c_int32,)),
+    "csb_kernels_get": (STATUS, (OUT,)),
     "csb_rows_summarise": (STATUS, (c_int32, c_int32, F32, I32, c_double, F64)),
     "csb_rows_compare": (STATUS, (c_int32, c_int32, F32, F32, c_double, F64)),
 }

@@ -100,6 +100,9 @@ def _more(record: Record) -> Iterator[str]:
         yield f"blocks: -ub {rows} splits every block into ubatches of at most {rows} rows"
     one_row = f", {s['n_one_row']} one-row cells left out" if s["n_one_row"] else ""
     yield f"compared: {s['n_compared']} cells, {s['n_equal']} of them equal in every bit{one_row}"
+    if not s["n_compared"]:
+        yield "every block row was computed alone: give -W and -ub of 2 and more, and -n above 1"
+        return
     for key, name in (
         ("abs_gap", "|gap|"),
         ("abs_pair_gap", "|pair gap|"),
@@ -121,6 +124,9 @@ def _more(record: Record) -> Iterator[str]:
         f"{record['config']['temperature']:g}; mean NLL block - single "
         f"{_number(s['mean_nll_difference'], '+.3g')} nats"
     )
+    for name, n in record["provenance"].get("switch_effects", {}).items():
+        said = f"changes the kernels of {n} nodes" if n else "had NO effect on the kernels that ran"
+        yield f"without {name}: {said}"
     yield f"prefix: {_prefix(p)}"
     yield f"controls: {_controls(record['controls'])}"
     if record["complete"]:

@@ -1,0 +1,113 @@
+// The graph hook: where libllama submits a graph, its nodes are written down as they are about to
+// run, each with the backend the scheduler gave it. Nothing is executed otherwise than without it.
+#include <map>
+#include <tuple>
+#include <unordered_map>
+
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "ggml.h"
+#include "../json.hpp"
+#include "log.hpp"
+
+namespace {
+
+void shape(csb::json & j, const ggml_tensor * t) {
+    j.open('[');
+    for (int i = 0; i < GGML_MAX_DIMS; i++) {
+        j.value(t->ne[i]);
+    }
+    j.close(']');
+}
+
+void describe(csb::json & j, ggml_backend_sched_t sched, ggml_tensor * node) {
+    ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(sched, node);
+    j.open('{').pair("name", ggml_get_name(node)).pair("op", ggml_op_desc(node));
+    j.pair("type", ggml_type_name(node->type)).key("ne");
+    shape(j, node);
+    j.pair("backend", backend ? ggml_backend_name(backend) : nullptr).key("src").open('[');
+    for (int i = 0; i < GGML_MAX_SRC && node->src[i]; i++) {
+        j.open('{').pair("name", ggml_get_name(node->src[i]));
+        j.pair("type", ggml_type_name(node->src[i]->type)).key("ne");
+        shape(j, node->src[i]);
+        j.close('}');
+    }
+    j.close(']').close('}');
+}
+
+// The kernel that ran where every other one that was asked said no.
+std::string vec_dot_name(ggml_type type) {
+    const ggml_type with = ggml_get_type_traits_cpu(type)->vec_dot_type;
+    std::string     name = std::string("ggml_vec_dot_") + ggml_type_name(type);
+    return with == type && !ggml_is_quantized(type) ? name : name + "_" + ggml_type_name(with);
+}
+
+void kernels(csb::json & j, ggml_cgraph * graph) {
+    using key = std::tuple<int, std::string, bool, int64_t, int64_t, int64_t>;
+    std::unordered_map<const ggml_tensor *, int> index;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        index[ggml_graph_node(graph, i)] = i;
+    }
+    std::map<key, int64_t> counts;
+    std::map<int, bool>    served; // products: whether a kernel took it
+    for (const csb::event & e : csb::take_events()) {
+        const auto at = index.find(e.node);
+        const int  i  = at == index.end() ? -1 : at->second;
+        counts[{i, e.kernel, e.accepted, e.m, e.n, e.k}] += e.count;
+        if (i >= 0) {
+            served[i] = served[i] || e.accepted;
+        }
+    }
+    for (const auto & [i, taken] : served) {
+        const ggml_tensor * node = ggml_graph_node(graph, i);
+        if (!taken && (node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID)) {
+            counts[{i, vec_dot_name(node->src[0]->type), true, 0, 0, 0}] += 1;
+        }
+    }
+    j.open('[');
+    for (const auto & [k, count] : counts) {
+        const auto & [i, name, accepted, m, n, kk] = k;
+        j.open('{').pair("node", i).pair("kernel", name).pair("accepted", accepted);
+        j.pair("count", count);
+        if (m) {
+            j.pair("m", m).pair("n", n).pair("k", kk);
+        }
+        j.close('}');
+    }
+    j.close(']');
+}
+
+} // namespace
+
+extern "C" {
+
+ggml_status __real_ggml_backend_sched_graph_compute_async(ggml_backend_sched_t, ggml_cgraph *);
+
+ggml_status __wrap_ggml_backend_sched_graph_compute_async(ggml_backend_sched_t sched,
+                                                          ggml_cgraph *        graph) {
+    csb::trace * trace = csb::hooks() ? csb::current_trace() : nullptr;
+    if (!trace) {
+        return __real_ggml_backend_sched_graph_compute_async(sched, graph);
+    }
+    csb::json j;
+    j.open('{').pair("n_splits", ggml_backend_sched_get_n_splits(sched));
+    j.pair("n_nodes", ggml_graph_n_nodes(graph));
+    if (trace->flags & csb::RECORD_GRAPH) {
+        j.key("nodes").open('[');
+        for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+            describe(j, sched, ggml_graph_node(graph, i));
+        }
+        j.close(']');
+    }
+    const ggml_status status = __real_ggml_backend_sched_graph_compute_async(sched, graph);
+    if (trace->flags & csb::RECORD_KERNELS) {
+        ggml_backend_sched_synchronize(sched);
+        j.key("kernels");
+        kernels(j, graph);
+    }
+    j.close('}');
+    trace->add_ubatch(j.str());
+    return status;
+}
+
+} // extern "C"

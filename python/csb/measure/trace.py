@@ -1,0 +1,72 @@
+"""Traces a call for each row count on one prefix, and proves that tracing changed nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from csb import kernels
+from csb.measure.memory import Memory, same_bits
+from csb.nodes import nodes_of
+
+
+@dataclass
+class TracedCall:
+    """One call of `rows` tokens. perturbed: its logits' bits are not the untraced call's."""
+
+    rows: int
+    n_ubatches: int
+    n_splits: int
+    lost: int
+    perturbed: bool
+    nodes: list[dict[str, Any]]
+
+
+def trace_rows(memory: Memory, prompt: Sequence[int], rows: Sequence[int]) -> list[TracedCall]:
+    """A call for each row count after the prompt without its last token. Inputs are that token
+    and the prompt's tokens again, as often as needed: kernels do not depend on their values."""
+    start = len(prompt) - 1
+    memory.prefill(prompt[:-1])
+    inputs = list(itertools.islice(itertools.cycle([prompt[-1], *prompt[:-1]]), max(rows)))
+    return [_trace(memory, inputs[:n], start) for n in rows]
+
+
+def _trace(memory: Memory, inputs: Sequence[int], start: int) -> TracedCall:
+    plain, traced = (np.empty((len(inputs), memory.context.n_vocab), np.float32) for _ in range(2))
+    memory.rewind(start)
+    memory.block(inputs, start, plain)
+    memory.rewind(start)
+    with memory.context.trace() as t:
+        memory.block(inputs, start, traced)
+    (call,) = t.calls
+    return TracedCall(
+        rows=len(inputs),
+        n_ubatches=len(call["ubatches"]),
+        n_splits=sum(u["n_splits"] for u in call["ubatches"]),
+        lost=t.lost,
+        perturbed=not same_bits(plain, traced),
+        nodes=nodes_of(call),
+    )
+
+
+def switch_effects(
+    memory: Memory, text: Sequence[int], width: int, names: Sequence[str]
+) -> dict[str, int]:
+    """{switch: nodes whose kernels it alone changes}, in a call of one row and one of `width`."""
+    rows = sorted({1, width})
+    with kernels.exactly():
+        without_any = trace_rows(memory, text, rows)
+    effects = {}
+    for name in names:
+        with kernels.exactly(name):
+            with_it = trace_rows(memory, text, rows)
+        effects[name] = sum(
+            a["kernels"] != b["kernels"]
+            for one, other in zip(without_any, with_it, strict=True)
+            for a, b in zip(one.nodes, other.nodes, strict=True)
+        )
+    return effects

@@ -1,0 +1,45 @@
+"""What really ran: a context's decodes recorded node by node, with their kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from csb.native.library import library
+
+if TYPE_CHECKING:
+    from csb.native.context import Context
+
+LIMIT = 256 << 20  # bytes of recorded text
+
+
+class Trace:
+    """`with context.trace() as t:` records every decode of the context inside the block.
+
+    t.calls afterwards: one dict for each call, as csb_context_trace_take describes it. t.lost:
+    ubatches that did not fit; never above 0 without saying so.
+    """
+
+    def __init__(self, context: Context, graph: bool, kernels: bool, limit: int = LIMIT) -> None:
+        self._context, self._what, self._limit = context, (int(graph), int(kernels)), limit
+        self.calls: list[dict[str, Any]] = []
+        self.lost = 0
+
+    def __enter__(self) -> Trace:
+        library().csb_context_trace(self._context.pointer, *self._what, self._limit)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        text, lost = ctypes.c_char_p(), ctypes.c_int64()
+        pointer = self._context.pointer
+        library().csb_context_trace_take(pointer, ctypes.byref(text), ctypes.byref(lost))
+        self.calls = json.loads((text.value or b"[]").decode("utf-8", "backslashreplace"))
+        self.lost = lost.value
+        library().csb_context_trace(pointer, 0, 0, 0)

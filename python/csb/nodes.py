@@ -1,0 +1,84 @@
+"""Recorded calls as plain rows: each node with its shape class and the kernels that ran for it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+Node = dict[str, Any]
+PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+
+
+def nodes_of(call: dict[str, Any]) -> list[Node]:
+    """The nodes of every ubatch of a call in execution order.
+
+    Products and attention have m, n, k and the class: GEMV for one row, GEMM above. `kernels` are
+    the names of those that ran, `refused` of those that were asked and said no.
+    """
+    rows = []
+    for number, ubatch in enumerate(call["ubatches"]):
+        ran: dict[int, list[str]] = {}
+        refused: dict[int, list[str]] = {}
+        counts: dict[int, dict[str, int]] = {}
+        for event in ubatch.get("kernels", []):
+            into = ran if event["accepted"] else refused
+            into.setdefault(event["node"], []).append(event["kernel"])
+            counts.setdefault(event["node"], {})[event["kernel"]] = event["count"]
+        for i, node in enumerate(ubatch["nodes"]):
+            rows.append(
+                {
+                    "ubatch": number,
+                    **node,
+                    **_shape(node),
+                    "kernels": _specific(ran.get(i, [])),
+                    "refused": refused.get(i, []),
+                    "counts": counts.get(i, {}),
+                }
+            )
+    return rows
+
+
+def _specific(names: list[str]) -> list[str]:
+    """Without the buffer's name where the kernels in it were seen themselves."""
+    own = sorted({n for n in names if n.startswith("ggml_") or n == "llamafile_sgemm"})
+    return own or sorted(set(names))
+
+
+def _shape(node: Node) -> dict[str, Any]:
+    if node["op"] == "MUL_MAT":
+        m, n, k = node["ne"][0], node["ne"][1], node["src"][0]["ne"][0]
+    elif node["op"] == "MUL_MAT_ID":
+        m, n, k = node["ne"][0], node["ne"][2], node["src"][0]["ne"][0]
+    elif node["op"] == "FLASH_ATTN_EXT":
+        q, key = node["src"][0]["ne"], node["src"][1]["ne"]
+        m, n, k = key[1], q[1], q[0]
+    else:
+        return {}
+    return {"m": m, "n": n, "k": k, "class": "GEMV" if n == 1 else "GEMM"}
+
+
+def weight_of(node: Node) -> str | None:
+    """The weight's name where the node multiplies by one."""
+    if node["op"] in PRODUCTS and node["src"] and node["src"][0]["name"].endswith(".weight"):
+        return str(node["src"][0]["name"])
+    return None
+
+
+def group_of(node: Node) -> tuple[str, str, str, str]:
+    """(op, what, type, shape): what a line of the table stands for."""
+    weight = weight_of(node)
+    if weight is not None:
+        what = re.sub(r"^blk\.\d+\.", "", weight)
+        return node["op"], what, node["src"][0]["type"], f"{node['m']}x{node['k']}"
+    name = re.sub(r"(-\d+)? ?(\(.*\))?$", "", node["name"])
+    if node["op"] == "MUL_MAT":
+        return node["op"], name, node["src"][0]["type"], ""
+    kind = node["src"][1]["type"] if node["op"] == "FLASH_ATTN_EXT" else node["type"]
+    return node["op"], "" if node["op"] not in PRODUCTS else name, kind, ""
+
+
+def layer_of(node: Node) -> int | None:
+    found = re.match(r"blk\.(\d+)\.", weight_of(node) or "") or re.search(
+        r"-(\d+)(?: |$)", node["name"]
+    )
+    return int(found[1]) if found else None

@@ -1,0 +1,102 @@
+"""A trace as text: a line for each group of nodes, or for each node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from csb.nodes import PRODUCTS, group_of
+from csb.render.text import harmless
+
+Record = dict[str, Any]
+GLANCE = (*PRODUCTS, "FLASH_ATTN_EXT", "SOFT_MAX", "RMS_NORM", "NORM")
+
+
+def render(record: Record, nodes: bool = False, diff: bool = False) -> str:
+    rows = record["rows"]
+    lines = [_head(record)]
+    body = list(_nodes(record) if nodes else _groups(record))
+    if diff:
+        body = [line for line in body if line[0]]
+    heads = ["", "op", "what", "type", "m x k", "nodes", *(_rows(n) for n in rows)]
+    lines += _columns([heads, *(["*" if d else "", *cells] for d, *cells in body)])
+    lines += _foot(record, body, nodes)
+    return "\n".join(lines) + "\n"
+
+
+def _head(record: Record) -> str:
+    splits = ", ".join(
+        f"{c['rows']}: {c['n_ubatches']} ubatches, {c['n_splits']} splits" for c in record["calls"]
+    )
+    off = f"; without {', '.join(record['without'])}" if record["without"] else ""
+    return f"{record['prefix']} tokens in the memory; calls by rows {splits}{off}"
+
+
+def _rows(n: int) -> str:
+    return "1 row (GEMV)" if n == 1 else f"{n} rows (GEMM)"
+
+
+def _kernels(found: set[str], backend: str | None) -> str:
+    if found:
+        return "+".join(sorted(found))
+    return "" if backend == "CPU" else "not observable"
+
+
+def _groups(record: Record) -> Iterator[tuple[Any, ...]]:
+    """(differs, op, what, type, shape, nodes, kernels at each row count ...)"""
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for column, call in enumerate(record["calls"]):
+        for node in call["nodes"]:
+            if node["op"] not in GLANCE:
+                continue
+            entry = found.setdefault(
+                group_of(node),
+                [{"n": 0, "kernels": set(), "backend": None} for _ in record["rows"]],
+            )[column]
+            entry["n"] += 1
+            entry["kernels"] |= set(node["kernels"])
+            entry["backend"] = node["backend"]
+    for (op, what, kind, shape), entries in found.items():
+        shown = [_kernels(e["kernels"], e["backend"]) for e in entries]
+        yield len(set(shown)) > 1, op, what, kind, shape, str(entries[0]["n"]), *shown
+
+
+def _nodes(record: Record) -> Iterator[tuple[Any, ...]]:
+    """The first call's nodes, with the same node of the others beside them."""
+    others = [
+        {(n["ubatch"], n["op"], n["name"], _nth): n for _nth, n in _occurrences(call["nodes"])}
+        for call in record["calls"]
+    ]
+    for nth, node in _occurrences(record["calls"][0]["nodes"]):
+        key = (node["ubatch"], node["op"], node["name"], nth)
+        same = [o.get(key) for o in others]
+        shown = [_kernels(set(s["kernels"]), s["backend"]) if s else "-" for s in same]
+        shape = f"{node['m']}x{node['k']}" if "m" in node else ""
+        name = harmless(node["name"])
+        yield len(set(shown)) > 1, node["op"], name, node["type"], shape, "1", *shown
+
+
+def _occurrences(nodes: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Names repeat in a graph: the nodes of one name are told apart by their order."""
+    seen: dict[tuple[Any, ...], int] = {}
+    for node in nodes:
+        key = (node["ubatch"], node["op"], node["name"])
+        seen[key] = seen.get(key, -1) + 1
+        yield seen[key], node
+
+
+def _columns(table: list[list[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table
+    ]
+
+
+def _foot(record: Record, body: list[tuple[Any, ...]], nodes: bool) -> Iterator[str]:
+    differ = sum(line[0] for line in body)
+    what = "nodes" if nodes else "groups"
+    yield f"csb: kernels differ between row counts in {differ} of {len(body)} {what}; " + (
+        "tracing CHANGED the logits: this trace is not valid"
+        if record["perturbed"]
+        else "the traced calls have the untraced calls' bits"
+    )
