@@ -214,9 +214,11 @@ CSB_API int32_t csb_context_trace(csb_context * context, int32_t graph, int32_t 
                                   int64_t limit);
 
 // The calls recorded since the last time: [{"n_tokens", "ubatches": [{"n_splits", "n_nodes",
-// "nodes": [{"name", "op", "type", "ne", "backend", "src": [{"name", "type", "ne"}]}], "kernels":
-// [{"node", "kernel", "accepted", "count", "m", "n", "k"}]}]}]. accepted false: the kernel was
-// asked and answered "not handled". *out_lost: ubatches that did not fit into the limit.
+// "nodes": [{"name", "op", "type", "ne", "backend", "src": [{"name", "type", "ne"}]}], "n_threads",
+// "kernels": [{"node", "kernel", "accepted", "count", "weight", "m", "n", "k"}]}]}]. A call that
+// llama.cpp splits has one element for each ubatch. n_threads: the most that a kernel had; weight:
+// the name of the weight that the node multiplies by; accepted false: the kernel was asked and
+// answered "not handled". *out_lost: ubatches that did not fit into the limit.
 CSB_API int32_t csb_context_trace_take(csb_context * context, const char ** out_json,
                                        int64_t * out_lost);
 

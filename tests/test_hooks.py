@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import TinyModel
 from csb import kernels
-from csb.errors import ArgumentError
+from csb.errors import ArgumentError, UnsupportedError
 from csb.measure.memory import Memory, same_bits
 from csb.measure.trace import switch_effects, trace_rows
 from csb.native.library import _processor_features, build_info, library
@@ -127,6 +127,72 @@ def test_what_does_not_fit_is_reported(tiny_model: TinyModel) -> None:
         context.decode([4], 3)
     assert (trace.lost, [c["n_tokens"] for c in trace.calls]) == (2, [3, 1])
     assert all(c["ubatches"] == [] for c in trace.calls)
+
+
+@pytest.fixture(scope="module")
+def without_hooks() -> Path:
+    """The library that the build links from the same archives without the hooks."""
+    path = Path(__file__).parents[1] / "build/default/csrc/libcsb_without_hooks.so"
+    assert path.exists(), "no build folder here: pip install . in this checkout first"
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0", "q4_k_m"])
+@pytest.mark.parametrize("flash", ["on", "off"])
+@pytest.mark.parametrize("arch", ["llama", "moe", "lfm2"])
+def test_hooks_left_out_off_and_on_give_the_same_bits(
+    tiny_model: TinyModel, without_hooks: Path, arch: str, dtype: str, flash: str
+) -> None:
+    """One row, a block, and past 512 cells, where one row takes split-KV attention."""
+    path, seen = tiny_model(arch, dtype), {}
+    for name, file in (("left out", without_hooks), ("off", None), ("on", None)):
+        with (
+            csb.Model(path, library_file=file) as model,
+            csb.Context(
+                model, n_ctx=1024, n_threads=2, n_threads_batch=2, flash_attn=flash
+            ) as context,
+            context.trace(graph=name == "on", kernels=name == "on") as trace,
+        ):
+            rows = []
+            for start in (0, 530):
+                context.remove(0)
+                context.decode(tokens(start + 1), 0)
+                context.decode(tokens(5), start + 1)
+                rows += [context.logits(range(5))]
+                context.decode([7], start + 6)
+                rows += [context.logits()]
+        assert len(trace.calls) == (6 if name == "on" else 0)
+        seen[name] = np.concatenate(rows)
+    assert np.isfinite(seen["off"]).all()
+    assert same_bits(seen["left out"], seen["off"])
+    assert same_bits(seen["off"], seen["on"])
+
+
+def test_a_library_without_hooks_says_so(tiny_model: TinyModel, without_hooks: Path) -> None:
+    with (
+        csb.Model(tiny_model("llama", "f32", n_layer=1), library_file=without_hooks) as model,
+        csb.Context(model, n_ctx=256) as context,
+    ):
+        with pytest.raises(UnsupportedError, match="no hooks"), context.trace():
+            pass
+        with pytest.raises(UnsupportedError, match="no hooks"):
+            model.lib.csb_kernels_set(1)
+
+
+def test_weights_and_threads_of_kernels(tiny_model: TinyModel) -> None:
+    with (
+        csb.Model(tiny_model("llama", "bf16", n_layer=1)) as model,
+        csb.Context(model, n_ctx=256, n_threads=1, n_threads_batch=2, flash_attn="off") as context,
+        context.trace(graph=False) as trace,
+    ):
+        context.decode([1], 0)
+        context.decode([2, 3], 1)
+    assert [c["ubatches"][0]["n_threads"] for c in trace.calls] == [1, 2]
+    for call, kernel in zip(trace.calls, ("ggml_vec_dot_bf16", "llamafile_sgemm"), strict=True):
+        events = [e for e in call["ubatches"][0]["kernels"] if e["kernel"] == kernel]
+        named = {e["weight"] for e in events if e["accepted"] and "weight" in e}
+        parts = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+        assert named == {"output.weight", *(f"blk.0.{part}.weight" for part in parts)}
 
 
 @X86

@@ -14,8 +14,9 @@ from csb.errors import UnsupportedError
 from csb.measure import evidence
 from csb.measure.compare import compare
 from csb.measure.memory import Memory
-from csb.measure.prefix import QUANTIZED
+from csb.measure.prefix import KERNELS_DIFFER, QUANTIZED
 from csb.native.library import quantize
+from csb.nodes import nodes_of
 from csb.plan import ComparePlan, ContextPlan, ModelPlan
 from test_seed import assert_equal, by_csb, settings, tokens
 
@@ -78,7 +79,7 @@ def test_one_row_past_a_multiple_of_n_ubatch(folder: Path, dtype: str) -> None:
     with csb.Model(model_of(folder, dtype)) as model:
         with csb.Context(model, **options) as context:
             text = tokens(200, seed=3)
-            found = evidence.probe(Memory(context), text, range(60, 200))
+            found = evidence.probe(Memory(context), text, range(60, 200), by_kernels=False)
             assert [length for length, equal in found.items() if not equal] == [65, 129, 193]
         expected = seed_method.run(model, options, prompt, n, 2)
         measured = by_csb(model, options, prompt, n, 2, "auto", quantized=False)
@@ -91,6 +92,7 @@ def test_one_row_past_a_multiple_of_n_ubatch(folder: Path, dtype: str) -> None:
             assert_equal(expected, by_hand)
 
 
+@pytest.mark.usefixtures("plenty")
 def test_agreement_by_luck_is_no_proof(folder: Path) -> None:
     """Repacked Q4_K: rows past the last multiple of four take another kernel. Quantized
     activations absorb that at many lengths, so probes can all agree while a window differs."""
@@ -101,17 +103,72 @@ def test_agreement_by_luck_is_no_proof(folder: Path) -> None:
     prompt = tokens(place)
     with csb.Model(path) as model:
         with csb.Context(model, **settings()) as context:
-            text = tokens(place + n, seed=5)
-            found = evidence.probe(Memory(context), text, range(8, place + n - 1))
+            text, lengths = tokens(place + n, seed=5), range(8, place + n - 1)
+            found = evidence.probe(Memory(context), text, lengths, by_kernels=False)
+            proven = evidence.probe(Memory(context), text, lengths, by_kernels=True)
         lucky = [length for length, equal in found.items() if equal]
         assert len(lucky) >= evidence.FEWEST, "no sample could agree by luck"
         assert len(lucky) < len(found), "nothing differs: the case proves nothing"
+        assert not any(proven.values())
         measured = by_csb(model, settings(), prompt, n, 5, "auto", quantized=True)
-        assert (measured.prefix.shared, measured.prefix.reason) == (0, QUANTIZED)
+        assert (measured.prefix.shared, measured.prefix.reason) == (0, KERNELS_DIFFER)
         assert_equal(seed_method.run(model, settings(), prompt, n, 5), measured)
 
 
-def test_quantized_cache_is_not_shared(folder: Path) -> None:
+@pytest.mark.usefixtures("plenty")
+@pytest.mark.parametrize("kind", ["q8_0", "q4_1", "q4_k_s"])
+def test_quantized_weights_are_shared_where_kernels_do_not_depend_on_rows(
+    folder: Path, kind: str
+) -> None:
+    """Without repacking, Q8_0 and Q4_1 have one kernel from two rows on, Q4_K two."""
+    path, (place, n) = folder / f"pure-{kind}.gguf", (4, 40)
+    quantize(model_of(folder, "f32", n_embd=256), path, kind, pure=True)
+    prompt = tokens(place)
+    with csb.Model(path, use_extra_bufts=False) as model:
+        measured = by_csb(model, settings(), prompt, n, 5, "auto", quantized=True)
+        assert_equal(seed_method.run(model, settings(), prompt, n, 5), measured)
+    few = 8 - place if kind == "q4_k_s" else 0  # prefixes of under eight tokens
+    assert (measured.prefix.shared, measured.prefix.reprefilled) == (n - 1 - few, few)
+
+
+@pytest.mark.usefixtures("plenty")
+def test_a_quantized_cache_may_be_shared(folder: Path) -> None:
+    options = settings(type_k="q8_0", type_v="q8_0", flash_attn="on")
+    prompt, n = tokens(30), 20
+    with csb.Model(model_of(folder, "bf16")) as model:
+        measured = by_csb(model, options, prompt, n, 5, "auto", quantized=True)
+        assert_equal(seed_method.run(model, options, prompt, n, 5), measured)
+    assert measured.prefix.shared == n - 1
+
+
+def test_without_kernel_records_quantized_weights_are_not_shared(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from csb.measure import prefix
+
+    monkeypatch.setattr(prefix, "has_hooks", lambda: False)
+    with csb.Model(model_of(folder, "bf16")) as model:
+        measured = by_csb(model, settings(), tokens(30), 12, 5, "auto", quantized=True)
+    assert (measured.prefix.shared, measured.prefix.reason) == (0, QUANTIZED)
+
+
+def test_experts_rows_depend_on_their_routing(folder: Path) -> None:
+    """A K-quant expert with eight rows and more takes the tiled kernel, with fewer vec_dot."""
+    path = folder / "moe.gguf"
+    tiny.write(folder / "moe-f32.gguf", "moe", dtype="f32", n_layer=2)
+    quantize(folder / "moe-f32.gguf", path, "q4_k_s", pure=True)
+    with (
+        csb.Model(path, use_extra_bufts=False) as model,
+        csb.Context(model, **settings()) as context,
+    ):
+        with context.trace() as trace:
+            Memory(context).prefill(tokens(24))
+        nodes = [n for n in nodes_of(trace.calls[0]) if n["op"] == "MUL_MAT_ID"]
+        assert any(len(n["kernels"]) == 2 for n in nodes)
+        assert evidence.kernels_at(trace.calls, 23, 512, 512) is None
+
+
+def test_quantized_cache_counts_as_quantized(folder: Path) -> None:
     options = settings(type_k="q8_0", type_v="q8_0", flash_attn="on")
     with csb.Model(model_of(folder, "bf16")) as model, csb.Context(model, **options) as context:
         from csb.measure.session import Session

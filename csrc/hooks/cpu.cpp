@@ -64,7 +64,7 @@ bool __wrap_ggml_cpu_extra_compute_forward(params * p, ggml_tensor * op) {
     if (!recording(csb::hooks())) {
         return __real_ggml_cpu_extra_compute_forward(p, op);
     }
-    csb::enter_node(op);
+    csb::enter_node(op, p->nth);
     const bool handled = __real_ggml_cpu_extra_compute_forward(p, op);
     if (p->ith == 0) {
         if (handled) {
@@ -81,7 +81,7 @@ void __real_ggml_compute_forward_rms_norm_mul_fused(const params *, ggml_tensor 
 void __wrap_ggml_compute_forward_rms_norm_mul_fused(const params * p, ggml_tensor * norm,
                                                     ggml_tensor * mul) {
     if (recording(csb::hooks()) && p->ith == 0) {
-        csb::enter_node(norm);
+        csb::enter_node(norm, p->nth);
         csb::note_kernel("ggml_compute_forward_rms_norm_mul_fused");
     }
     __real_ggml_compute_forward_rms_norm_mul_fused(p, norm, mul);
@@ -132,6 +132,16 @@ bool __wrap_ggml_compute_forward_mul_mat_id_tiled(const params * p, ggml_tensor 
                          dst->src[0]->ne[0]);
     }
     return taken;
+}
+
+// A rotation of a quantized cache's values: a product by name only.
+void __real_ggml_compute_forward_fwht(const params *, ggml_tensor *);
+
+void __wrap_ggml_compute_forward_fwht(const params * p, ggml_tensor * dst) {
+    if (recording(csb::hooks()) && p->ith == 0) {
+        csb::note_kernel("ggml_compute_forward_fwht");
+    }
+    __real_ggml_compute_forward_fwht(p, dst);
 }
 
 #define CSB_REPACK(name)                                                                           \

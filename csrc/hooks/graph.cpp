@@ -42,6 +42,14 @@ std::string vec_dot_name(ggml_type type) {
     return with == type && !ggml_is_quantized(type) ? name : name + "_" + ggml_type_name(with);
 }
 
+// The name of the weight that a node multiplies by: its address lies in a buffer of weights.
+const char * weight_name(const ggml_tensor * node) {
+    const ggml_tensor * w = node->src[0];
+    const bool is_weight  = w && w->buffer && ggml_backend_buffer_get_usage(w->buffer) ==
+                                                 GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    return is_weight ? ggml_get_name(w) : nullptr;
+}
+
 void kernels(csb::json & j, ggml_cgraph * graph) {
     using key = std::tuple<int, std::string, bool, int64_t, int64_t, int64_t>;
     std::unordered_map<const ggml_tensor *, int> index;
@@ -49,26 +57,36 @@ void kernels(csb::json & j, ggml_cgraph * graph) {
         index[ggml_graph_node(graph, i)] = i;
     }
     std::map<key, int64_t> counts;
-    std::map<int, bool>    served; // products: whether a kernel took it
-    for (const csb::event & e : csb::take_events()) {
+    struct answers {
+        int64_t taken = 0, refused = 0;
+    };
+    std::map<int, answers> asked; // of products: what the kernels said that were asked
+    const csb::drained     seen = csb::take_events();
+    for (const csb::event & e : seen.events) {
         const auto at = index.find(e.node);
         const int  i  = at == index.end() ? -1 : at->second;
         counts[{i, e.kernel, e.accepted, e.m, e.n, e.k}] += e.count;
         if (i >= 0) {
-            served[i] = served[i] || e.accepted;
+            (e.accepted ? asked[i].taken : asked[i].refused) += e.count;
         }
     }
-    for (const auto & [i, taken] : served) {
+    for (const auto & [i, said] : asked) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
-        if (!taken && (node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID)) {
-            counts[{i, vec_dot_name(node->src[0]->type), true, 0, 0, 0}] += 1;
+        // A product of experts asks anew for each expert, any other is taken whole.
+        const bool    by_expert = node->op == GGML_OP_MUL_MAT_ID;
+        const int64_t left      = by_expert ? said.refused : said.taken == 0;
+        if (left && (by_expert || node->op == GGML_OP_MUL_MAT)) {
+            counts[{i, vec_dot_name(node->src[0]->type), true, 0, 0, 0}] += left;
         }
     }
-    j.open('[');
+    j.pair("n_threads", seen.n_threads).key("kernels").open('[');
     for (const auto & [k, count] : counts) {
         const auto & [i, name, accepted, m, n, kk] = k;
         j.open('{').pair("node", i).pair("kernel", name).pair("accepted", accepted);
         j.pair("count", count);
+        if (const char * weight = i >= 0 ? weight_name(ggml_graph_node(graph, i)) : nullptr) {
+            j.pair("weight", weight);
+        }
         if (m) {
             j.pair("m", m).pair("n", n).pair("k", kk);
         }
@@ -102,7 +120,6 @@ ggml_status __wrap_ggml_backend_sched_graph_compute_async(ggml_backend_sched_t s
     const ggml_status status = __real_ggml_backend_sched_graph_compute_async(sched, graph);
     if (trace->flags & csb::RECORD_KERNELS) {
         ggml_backend_sched_synchronize(sched);
-        j.key("kernels");
         kernels(j, graph);
     }
     j.close('}');

@@ -65,7 +65,8 @@ struct event {
     bool                accepted; // false: the kernel was asked and said no
 };
 
-void enter_node(const ggml_tensor * node); // this thread's events belong to it from now on
+// This thread's events belong to the node from now on; n_threads as its kernel sees them.
+void enter_node(const ggml_tensor * node, int n_threads);
 const ggml_tensor * entered_node();
 void note_kernel(const char * kernel, bool accepted = true, int64_t m = 0, int64_t n = 0,
                  int64_t k = 0);

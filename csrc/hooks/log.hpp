@@ -5,5 +5,12 @@
 #include "hooks.hpp"
 
 namespace csb {
-std::vector<event> take_events(); // all threads' events since the last time
+
+// All threads' events since the last time, and the most threads that a kernel had.
+struct drained {
+    std::vector<event> events;
+    int                n_threads = 0;
+};
+drained take_events();
+
 }

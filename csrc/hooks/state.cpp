@@ -1,4 +1,5 @@
 // Which hooks are in force, and the threads' logs of kernel events.
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -11,7 +12,8 @@ std::atomic<uint32_t> switches{0};
 csb::trace *          recorder = nullptr; // guarded by `decodes` held alone
 
 struct thread_log {
-    const ggml_tensor *     node = nullptr;
+    const ggml_tensor *     node      = nullptr;
+    int                     n_threads = 0;
     std::vector<csb::event> events;
 };
 
@@ -87,8 +89,10 @@ trace * current_trace() {
     return recorder;
 }
 
-void enter_node(const ggml_tensor * node) {
-    mine().node = node;
+void enter_node(const ggml_tensor * node, int n_threads) {
+    thread_log & log = mine();
+    log.node         = node;
+    log.n_threads    = std::max(log.n_threads, n_threads);
 }
 
 const ggml_tensor * entered_node() {
@@ -109,13 +113,15 @@ void note_kernel(const char * kernel, bool accepted, int64_t m, int64_t n, int64
 }
 
 // Only between graphs: the threads' pool has passed a barrier since their last event.
-std::vector<event> take_events() {
+drained take_events() {
     std::lock_guard<std::mutex> lock(logs_mutex);
-    std::vector<event>          all;
+    drained                     all;
     for (auto & log : logs) {
-        all.insert(all.end(), log->events.begin(), log->events.end());
+        all.events.insert(all.events.end(), log->events.begin(), log->events.end());
+        all.n_threads = std::max(all.n_threads, log->n_threads);
         log->events.clear();
-        log->node = nullptr;
+        log->node      = nullptr;
+        log->n_threads = 0;
     }
     return all;
 }

@@ -7,12 +7,14 @@ from typing import Any
 
 Node = dict[str, Any]
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+OBSERVED = (*PRODUCTS, "FLASH_ATTN_EXT")  # ops whose kernel the CPU hooks always name
 
 
 def nodes_of(call: dict[str, Any]) -> list[Node]:
     """The nodes of every ubatch of a call in execution order.
 
-    Products and attention have m, n, k and the class: GEMV for one row, GEMM above. `kernels` are
+    Products and attention have m, n, k and the class: GEMV for one row, GEMM above, "" where no row
+    is computed (the last layer of a call that wants no logits). `kernels` are
     the names of those that ran, `refused` of those that were asked and said no.
     """
     rows = []
@@ -38,6 +40,22 @@ def nodes_of(call: dict[str, Any]) -> list[Node]:
     return rows
 
 
+def observed(calls: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """{"n_threads": as a kernel saw them, "kernels": {name: nodes it ran for}} of recorded calls of
+    one shape; None where no kernel could be observed."""
+    ran: dict[str, set[tuple[int, int]]] = {}
+    n_threads = 0
+    for call in calls[:1]:
+        for number, ubatch in enumerate(call["ubatches"]):
+            n_threads = max(n_threads, ubatch["n_threads"])
+            for event in ubatch["kernels"]:
+                if event["accepted"]:
+                    ran.setdefault(event["kernel"], set()).add((number, event["node"]))
+    if not ran:
+        return None
+    return {"n_threads": n_threads, "kernels": {name: len(ran[name]) for name in sorted(ran)}}
+
+
 def _specific(names: list[str]) -> list[str]:
     """Without the buffer's name where the kernels in it were seen themselves."""
     own = sorted({n for n in names if n.startswith("ggml_") or n == "llamafile_sgemm"})
@@ -54,7 +72,7 @@ def _shape(node: Node) -> dict[str, Any]:
         m, n, k = key[1], q[1], q[0]
     else:
         return {}
-    return {"m": m, "n": n, "k": k, "class": "GEMV" if n == 1 else "GEMM"}
+    return {"m": m, "n": n, "k": k, "class": ("", "GEMV", "GEMM")[min(n, 2)]}
 
 
 def weight_of(node: Node) -> str | None:

@@ -32,6 +32,7 @@ def build(
     """The seed's keys and csb's. `piece` gives a token's bytes."""
     table = measured.cells
     controls = measured.controls.to_json()
+    observed = controls.pop("kernels")
     summary = statistics.summarise(table, plan.decided)
     complete = measured.stopped is None
     outcome = verdict.judge(summary, controls, complete)
@@ -51,6 +52,7 @@ def build(
         "stats": statistics.pairwise(table),
         "summary": summary,
         "controls": controls,
+        "kernels": {path: seen or "not observable" for path, seen in observed.items()},
         "prefix": measured.prefix.to_json(),
         "seconds": {**seconds, **measured.seconds},
         "pieces": _pieces(table, ar.ids, piece),

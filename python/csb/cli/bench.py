@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
 
 from csb.cli import options
-from csb.plan import ComparePlan
 from csb.render.output import save, say
 
 
@@ -18,7 +18,7 @@ from csb.render.output import save, say
 @options.prompt_options
 @options.count("-n", "--predict", "n_gen", default=100, help="tokens to generate (100)")
 @options.count("-W", "--block-width", "width", default=5, help="rows of a block (5)")
-@options.count("--runs", default=3, help="runs of every method (3)")
+@options.count("--runs", help="runs of every method (3), or pairs with --hooks (20)")
 @click.option("--memory/--no-memory", default=True, help="peak memory, in two child processes (on)")
 @click.option(
     "--method",
@@ -28,31 +28,38 @@ from csb.render.output import save, say
     default=["reprefill", "shared", "auto"],
     help="a prefix strategy to time, may be repeated (all three)",
 )
+@click.option(
+    "--hooks",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="LIBCSB",
+    help="instead: the hooks' cost against this library, which has none",
+)
 @options.without_option
 @options.json_option
 def command(
-    runs: int, memory: bool, methods: tuple[str, ...], json_path: str | None, **given: Any
+    runs: int | None,
+    memory: bool,
+    methods: tuple[str, ...],
+    hooks: Path | None,
+    json_path: str | None,
+    **given: Any,
 ) -> None:
     """Time csb against the seed's method and against the decodes alone.
 
     "of bound": the part of the possible speedup that was reached, where possible means the seed's
     time over the unavoidable decodes, the probes and the controls.
     """
+    from csb.bench import hooks as hooks_bench
     from csb.bench.run import run_bench
-    from csb.render.bench import render_bench
+    from csb.render.bench import render_bench, render_hooks
 
     options.keep_apart(model=given["model"], json=json_path)
-    prompt = options.prompt_plan(given)  # before a model is fetched for nothing
-    plan = ComparePlan(
-        model=options.model_plan(given),
-        context=options.context_plan(given),
-        prompt=prompt,
-        n_gen=given["n_gen"],
-        width=given["width"],
-        without=given["without"],
-    )
-    record = run_bench(plan, runs, memory, methods)
+    plan = options.compare_plan(given)
+    if hooks is None:
+        record, render = run_bench(plan, runs or 3, memory, methods), render_bench
+    else:
+        record, render = hooks_bench.run_hooks(plan, hooks, runs or 20), render_hooks
     if json_path is not None:
         save(json.dumps(record) + "\n", json_path)
     if json_path != "-":
-        say(render_bench(record))
+        say(render(record))

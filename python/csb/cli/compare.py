@@ -10,7 +10,7 @@ import click
 from csb import verdict
 from csb.cli import options
 from csb.exit_codes import Exit
-from csb.plan import PREFIXES, ComparePlan
+from csb.plan import PREFIXES
 from csb.render.output import say
 
 
@@ -64,20 +64,9 @@ def command(fail_on: str, full: bool, json_path: str | None, **given: Any) -> in
     from csb.run import run_compare
 
     options.keep_apart(model=given["model"], json=json_path, save_logits=given["save_logits"])
-    prompt = options.prompt_plan(given)  # before a model is fetched for nothing
-    plan = ComparePlan(
-        model=options.model_plan(given),
-        context=options.context_plan(given),
-        prompt=prompt,
-        n_gen=given["n_gen"],
-        width=given["width"],
-        stride=given["stride"],
-        prefix=given["prefix"],
-        temperature=given["temperature"],
-        decided=given["decided"],
-        without=given["without"],
-        save_logits=Path(given["save_logits"]) if given["save_logits"] else None,
-    )
+    if given["save_logits"] is not None:
+        given["save_logits"] = Path(given["save_logits"])
+    plan = options.compare_plan(given)
     record = run_compare(plan, json_path)
     if json_path != "-":
         from csb.render.compare import render

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from csb.plan import (
     CACHE_TYPES,
     DEFAULT_PROMPT,
     KERNEL_SWITCHES,
+    ComparePlan,
     ContextPlan,
     ModelPlan,
     PromptPlan,
@@ -252,6 +254,18 @@ def prompt_plan(options: dict[str, Any]) -> PromptPlan:
         tokens=options["tokens"],
         system=options["system"],
         chat_template=options["chat_template"],
+    )
+
+
+def compare_plan(options: dict[str, Any]) -> ComparePlan:
+    """From the values of the options above and whatever else a comparison takes."""
+    prompt = prompt_plan(options)  # before a model is fetched for nothing
+    rest = {f.name for f in fields(ComparePlan)} - {"model", "context", "prompt"}
+    return ComparePlan(
+        model=model_plan(options),
+        context=context_plan(options),
+        prompt=prompt,
+        **{name: options[name] for name in rest if name in options},
     )
 
 

@@ -7,6 +7,12 @@ between two probed equal r of the same class with no unequal one between them. r
 shared: a lone row takes other kernels nearly everywhere, and its few bytes may agree by luck (a
 16-bit cache rounds differences away) at one length and differ at the next. With flash attention
 r < 64 and r >= 64 are classes of their own, and so is each R.
+
+With quantized weights or a quantized cache equal bytes are not enough: quantized activations absorb
+small differences, so rows agree by luck. There a probe counts as equal only if the kernel records
+say so too: every node of its last ubatch ran one kernel, the one that the shared ubatch ran. The
+consecutive probes then show that no remainder of rows has a kernel of its own, and the outer ones
+that there is no threshold in between.
 """
 
 from __future__ import annotations
@@ -14,11 +20,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from csb.errors import InvalidMeasurement
 from csb.measure.memory import Memory
+from csb.nodes import OBSERVED, nodes_of
 
 TILE = 64  # rows from which flash attention takes its tiled kernel on CPU (GGML_FA_TILE_Q)
 CONSECUTIVE = 8  # lengths in a row among the probes: kernels treat remainders of 4 and 8 apart
@@ -98,23 +106,55 @@ def state_digest(memory: Memory) -> bytes:
     return hashlib.blake2b(memory.context.save().data, digest_size=16).digest()
 
 
-def probe(memory: Memory, text: Sequence[int], lengths: Sequence[int]) -> dict[int, bool]:
-    """{length: its fresh prefill's bytes are the shared one's}. `text` is the shared prefix.
+Kernels = tuple[frozenset[str], ...]
+
+
+def kernels_at(
+    calls: list[dict[str, Any]], position: int, n_batch: int, n_ubatch: int
+) -> Kernels | None:
+    """Each node's kernels in the ubatch of a recorded prefill that computed a position; None where
+    they can't be told, or where rows of one product took different ones."""
+    ubatch = calls[position // n_batch]["ubatches"][position % n_batch // n_ubatch]
+    nodes = nodes_of({"ubatches": [ubatch]})
+    computed = [node for node in nodes if node["op"] in OBSERVED and node["n"]]
+    if any(len(node["kernels"]) != 1 for node in computed):
+        return None
+    return tuple(frozenset(node["kernels"]) for node in nodes)
+
+
+def probe(
+    memory: Memory, text: Sequence[int], lengths: Sequence[int], by_kernels: bool
+) -> dict[int, bool]:
+    """{length: its fresh prefill is the shared one's}: the same bytes and, if asked for, the same
+    kernels. `text` is the shared prefix.
 
     Ends with the shared prefill in the memory, put back from its bytes: the caller walks down.
     """
-    fresh = {}
+
+    context = memory.context
+    size = context.value("n_batch"), context.value("n_ubatch")
+
+    def prefill(length: int) -> list[dict[str, Any]]:
+        with context.trace(graph=by_kernels, kernels=by_kernels) as trace:
+            memory.prefill(text[:length])
+        return trace.calls
+
+    fresh, ran = {}, {}
     for length in lengths:
-        memory.prefill(text[:length])
+        calls = prefill(length)
         fresh[length] = state_digest(memory)
-    memory.prefill(text)
-    whole = memory.context.save()
-    shared = {}
+        ran[length] = kernels_at(calls, length - 1, *size) if by_kernels else None
+    calls = prefill(len(text))
+    whole = context.save()
+    equal = {}
     for length in sorted(lengths, reverse=True):
         memory.rewind(length)
-        shared[length] = state_digest(memory)
+        equal[length] = state_digest(memory) == fresh[length]
+        if by_kernels:
+            same = ran[length] == kernels_at(calls, length - 1, *size)
+            equal[length] = equal[length] and same and ran[length] is not None
     memory.wipe()
-    memory.context.restore(whole)
-    if not np.array_equal(memory.context.save(), whole):
+    context.restore(whole)
+    if not np.array_equal(context.save(), whole):
         raise InvalidMeasurement("the shared prefill could not be put back bit for bit")
-    return {length: fresh[length] == shared[length] for length in lengths}
+    return {length: equal[length] for length in lengths}

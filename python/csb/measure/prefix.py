@@ -14,9 +14,12 @@ from typing import Any
 from csb.errors import UnsupportedError
 from csb.measure import evidence
 from csb.measure.memory import Memory
+from csb.native.library import has_hooks
 from csb.plan import Window
 
-QUANTIZED = "with quantized weights or cache a sample of lengths proves nothing"
+QUANTIZED = "with quantized weights or cache only kernel records prove it; this build has no hooks"
+NOT_PROVEN = "the other prefixes end in an ubatch that is not proven equal"
+KERNELS_DIFFER = "the other prefixes end in an ubatch whose kernels depend on its rows"
 NOT_WORTH_IT = "probes would cost more than they save, or than 15 % of the run"
 
 
@@ -88,7 +91,7 @@ def auto(walk: Walk, windows: list[Window]) -> Iterator[Window]:
     if walk.memory.kind != "attention":
         kind = walk.memory.kind.replace("_", " ")
         walk.record.reason = f"equal bytes prove equal memory only for plain attention, not {kind}"
-    elif walk.quantized:
+    elif walk.quantized and not has_hooks():
         walk.record.reason = QUANTIZED
     else:
         may_share = _proven(walk, windows)
@@ -118,7 +121,7 @@ def _proven(walk: Walk, windows: list[Window]) -> list[Window]:
         walk.record.reason = NOT_WORTH_IT
         return []
     begin, decoded = time.perf_counter(), context.decode_seconds
-    found = evidence.probe(walk.memory, walk.longest, probes)
+    found = evidence.probe(walk.memory, walk.longest, probes, by_kernels=walk.quantized)
     walk.record.probe_seconds = time.perf_counter() - begin
     walk.record.probe_decode_seconds = context.decode_seconds - decoded
     walk.record.probes = probes
@@ -126,7 +129,7 @@ def _proven(walk: Walk, windows: list[Window]) -> list[Window]:
     equal = {shapes[length]: same for length, same in found.items()}
     may = [w for w in windows if w.prefix > 0 and evidence.shareable(shapes[w.prefix], equal)]
     if len(may) < len(windows):
-        walk.record.reason = "the other prefixes end in an ubatch that is not proven equal"
+        walk.record.reason = KERNELS_DIFFER if walk.quantized else NOT_PROVEN
     return may
 
 

@@ -15,7 +15,7 @@ from csb.errors import ArgumentError
 from csb.native import worker
 from csb.native.checks import whole, whole_array
 from csb.native.handle import Handle
-from csb.native.library import c_options, library
+from csb.native.library import c_options
 from csb.native.model import Model
 from csb.native.trace import Trace
 
@@ -53,7 +53,7 @@ class Context(Handle):
         rope_freq_base: float | None = None,
         rope_freq_scale: float | None = None,
     ) -> None:
-        self._lib = library()
+        self._lib = model.lib
         self._close = self._lib.csb_context_close
         self.model = model
         options = c_options(

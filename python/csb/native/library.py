@@ -54,6 +54,11 @@ def build_info() -> dict[str, Any]:
     return info
 
 
+def has_hooks() -> bool:
+    """Whether this build can record which CPU kernels ran."""
+    return bool(build_info()["hooks"]["kernels"])
+
+
 def _processor_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str] | None:
     """The processor's feature names as Linux gives them; None where they can't be read."""
     try:
@@ -92,13 +97,11 @@ def _error(status: int, message: str) -> CsbError:
             return LibraryError(message)
 
 
-@functools.cache
-def library() -> ctypes.CDLL:
-    """libcsb with every signature installed; a status other than OK raises its exception."""
+def load(path: Path) -> ctypes.CDLL:
+    """A libcsb with every signature installed; a status other than OK raises its exception."""
     check_processor()
     # llama.cpp would start a debugger to print a backtrace; csb's own net prints one line.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-    path = _package_file(_library_name())
     try:
         lib = ctypes.CDLL(str(path))
     except OSError as error:
@@ -126,6 +129,12 @@ def library() -> ctypes.CDLL:
         if result is STATUS and name != "csb_abi_version":
             function.errcheck = raise_status
     return lib
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The installed package's libcsb."""
+    return load(_package_file(_library_name()))
 
 
 def c_options(options: Mapping[str, object]) -> tuple[int, Any, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 from csb.errors import ArgumentError
 from csb.native import checks
 from csb.native.handle import Handle
-from csb.native.library import c_options, library
+from csb.native.library import c_options, library, load
 
 
 class Model(Handle):
@@ -24,7 +24,8 @@ class Model(Handle):
 
     Options (None: llama.cpp's default): n_gpu_layers (-1 all), devices (names joined by commas,
     "none" for the CPU alone), split_mode ("none", "layer", "row"), main_gpu, tensor_split (numbers
-    joined by commas), use_extra_bufts (repacked weights), use_mmap, check_tensors.
+    joined by commas), use_extra_bufts (repacked weights), use_mmap, check_tensors. library_file:
+    another libcsb than the installed one, for this model and what is made from it.
 
     Raises FileError (missing, no GGUF, cut short), UnsupportedError (no decoder),
     ArgumentError (a bad option). Source: csb_model_open.
@@ -42,9 +43,10 @@ class Model(Handle):
         use_extra_bufts: bool | None = None,
         use_mmap: bool | None = None,
         check_tensors: bool | None = None,
+        library_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        lib = library()
-        self._close = lib.csb_model_close
+        self.lib = library() if library_file is None else load(Path(library_file))
+        self._close = self.lib.csb_model_close
         self.path = Path(path)
         options = c_options(
             {
@@ -60,12 +62,12 @@ class Model(Handle):
         )
         pointer = ctypes.c_void_p()
         file = checks.text(os.fsencode(path), "path")
-        lib.csb_model_open(file, *options, ctypes.byref(pointer))
+        self.lib.csb_model_open(file, *options, ctypes.byref(pointer))
         self._pointer = pointer
 
     def _text(self, function: str, *arguments: Any) -> str | None:
         answer = ctypes.c_char_p()
-        getattr(library(), function)(self.pointer, *arguments, ctypes.byref(answer))
+        getattr(self.lib, function)(self.pointer, *arguments, ctypes.byref(answer))
         return None if answer.value is None else answer.value.decode("utf-8", "backslashreplace")
 
     @functools.cached_property
@@ -108,7 +110,7 @@ class Model(Handle):
         buffer = _grow(
             np.int32,
             len(data) + 8,
-            lambda capacity, out, n: library().csb_model_tokenize(
+            lambda capacity, out, n: self.lib.csb_model_tokenize(
                 self.pointer,
                 data,
                 len(data),
@@ -127,7 +129,7 @@ class Model(Handle):
         return _grow(
             np.uint8,
             16 * len(ids) + 16,
-            lambda capacity, out, n: library().csb_model_detokenize(
+            lambda capacity, out, n: self.lib.csb_model_detokenize(
                 self.pointer, ids, len(ids), int(special), capacity, out, n
             ),
         ).tobytes()
@@ -137,7 +139,7 @@ class Model(Handle):
         return _grow(
             np.uint8,
             64,
-            lambda capacity, out, n: library().csb_model_token_piece(
+            lambda capacity, out, n: self.lib.csb_model_token_piece(
                 self.pointer, checks.whole(token, "token"), capacity, out, n
             ),
         ).tobytes()
@@ -145,7 +147,7 @@ class Model(Handle):
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation. Never, for a model without a tokenizer."""
         answer = ctypes.c_int32()
-        library().csb_model_token_is_eog(
+        self.lib.csb_model_token_is_eog(
             self.pointer, checks.whole(token, "token"), ctypes.byref(answer)
         )
         return bool(answer.value)

@@ -7,8 +7,6 @@ import json
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from csb.native.library import library
-
 if TYPE_CHECKING:
     from csb.native.context import Context
 
@@ -24,11 +22,12 @@ class Trace:
 
     def __init__(self, context: Context, graph: bool, kernels: bool, limit: int = LIMIT) -> None:
         self._context, self._what, self._limit = context, (int(graph), int(kernels)), limit
+        self._lib = context.model.lib
         self.calls: list[dict[str, Any]] = []
         self.lost = 0
 
     def __enter__(self) -> Trace:
-        library().csb_context_trace(self._context.pointer, *self._what, self._limit)
+        self._lib.csb_context_trace(self._context.pointer, *self._what, self._limit)
         return self
 
     def __exit__(
@@ -39,7 +38,7 @@ class Trace:
     ) -> None:
         text, lost = ctypes.c_char_p(), ctypes.c_int64()
         pointer = self._context.pointer
-        library().csb_context_trace_take(pointer, ctypes.byref(text), ctypes.byref(lost))
+        self._lib.csb_context_trace_take(pointer, ctypes.byref(text), ctypes.byref(lost))
         self.calls = json.loads((text.value or b"[]").decode("utf-8", "backslashreplace"))
         self.lost = lost.value
-        library().csb_context_trace(pointer, 0, 0, 0)
+        self._lib.csb_context_trace(pointer, 0, 0, 0)

@@ -14,6 +14,21 @@ NAMES = {
 }
 
 
+def render_hooks(record: dict[str, Any]) -> str:
+    lines = [
+        f"{len(record['prompt_tokens'])} prompt tokens, W={record['block_width']}, medians of "
+        f"{record['pairs']} interleaved pairs with 95 % intervals",
+        f"{'hooks':<12}{'seconds':>9}{'ratio':>9}{'interval':>18}{'with reading it':>17}",
+    ]
+    for row in record["ways"]:
+        low, high = row["interval"]
+        lines.append(
+            f"{row['way']:<12}{row['seconds']:>9.3f}{row['ratio']:>9.4f}"
+            f"{f'{low:.4f}..{high:.4f}':>18}{row['read_ratio']:>17.4f}"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def render_bench(record: dict[str, Any]) -> str:
     return "\n".join(_lines(record)) + "\n"
 

@@ -129,6 +129,8 @@ def _more(record: Record) -> Iterator[str]:
         yield f"without {name}: {said}"
     yield f"prefix: {_prefix(p)}"
     yield f"controls: {_controls(record['controls'])}"
+    if kernels := record["kernels"]:
+        yield f"kernels: {_kernels(kernels)}"
     if record["complete"]:
         t = record["seconds"]
         yield (
@@ -165,6 +167,22 @@ def _prefix(p: Record) -> str:
     if p["short_from"] is not None:
         text += f"; the last call was shorter, from position {p['short_from']} on"
     return text
+
+
+def _kernels(paths: Record) -> str:
+    """What only one of the paths runs, and what both do, with the number of nodes."""
+    if "not observable" in paths.values():
+        return "not observable"
+    single, block = paths["single"]["kernels"], paths["block"]["kernels"]
+
+    def named(names: list[str], counts: dict[str, int]) -> str:
+        return ", ".join(f"{name} ({counts[name]})" for name in names) or "none of its own"
+
+    alone = named([n for n in single if n not in block], single)
+    blocks = named([n for n in block if n not in single], block)
+    both = ", ".join(n for n in single if n in block)
+    threads = f"{paths['single']['n_threads']} / {paths['block']['n_threads']} threads"
+    return f"single {alone}; block {blocks}; both {both}; {threads}"
 
 
 def _controls(c: Record) -> str:
