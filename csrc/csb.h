@@ -135,6 +135,39 @@ CSB_API int32_t csb_model_token_is_eog(csb_model * model, int32_t token, int32_t
 CSB_API int32_t csb_quantize(const char * in_path, const char * out_path, const char * type,
                              int32_t n_threads, int32_t pure);
 
+// rows [n_rows, n_per_row] as the ggml type of that name. *out_size is how many bytes that takes;
+// where capacity is less nothing is written. CSB_ERROR_ARGUMENT: a number that is not finite, or a
+// row that is no multiple of the type's blocks. CSB_ERROR_UNSUPPORTED: a type whose quantizer needs
+// an importance matrix, or none that takes every number.
+CSB_API int32_t csb_quantize_rows(const char * type, int64_t n_rows, int64_t n_per_row,
+                                  const float * rows, int64_t capacity, uint8_t * out_bytes,
+                                  int64_t * out_size);
+
+// ---- one op by itself ---------------------------------------------------------------------------
+
+// Runs one node of a ggml graph on a device and copies what it computed, contiguous.
+//
+// op: ggml's name ("MUL_MAT"), a unary or gated op also by its own ("SILU", "SWIGLU"). op_params: 16
+// numbers as ggml keeps them. out_ne: 4. Source i has types[i] (ggml's name; NULL: the op goes
+// without it), ne[4i .. 4i+3], byte strides nb[4i .. 4i+3] (four zeros: contiguous) and sizes[i] bytes
+// at data[i], which span what the strides reach. is_weight 1 lays a product's first source where a
+// model's loader would: with repack 1 in the buffer that repacks it, if there is one that can.
+// Kernel switches hold.
+//
+// out_json: {"device", "buffers": [a name for each source, null: none], "kernels": as in
+// csb_context_trace_take, null where this build or device can't observe them}.
+//
+// CSB_ERROR_ARGUMENT: an unknown op, type or device, shapes, strides or parameters that do not fit
+// together, a size that is not the span's, a capacity other than the output's size.
+// CSB_ERROR_UNSUPPORTED: an op that csb has no checks for, types the op does not take, or the device
+// says no. CSB_ERROR_MEMORY: the device has no room. CSB_ERROR_COMPUTE: the device failed.
+CSB_API int32_t csb_op_run(const char * op, const char * device, int32_t n_threads, int32_t repack,
+                           const int32_t * op_params, const char * out_type, const int64_t * out_ne,
+                           int32_t n_sources, const char * const * types, const int64_t * ne,
+                           const int64_t * nb, const void * const * data, const int64_t * sizes,
+                           const int8_t * is_weight, int64_t capacity, uint8_t * out_bytes,
+                           const char ** out_json);
+
 // ---- context --------------------------------------------------------------------------------
 
 // CSB_ERROR_UNSUPPORTED: llama.cpp can't make this context of this model, and why.
@@ -218,7 +251,8 @@ CSB_API int32_t csb_context_trace(csb_context * context, int32_t graph, int32_t 
 // "kernels": [{"node", "kernel", "accepted", "count", "weight", "m", "n", "k"}]}]}]. A call that
 // llama.cpp splits has one element for each ubatch. n_threads: the most that a kernel had; weight:
 // the name of the weight that the node multiplies by; accepted false: the kernel was asked and
-// answered "not handled". *out_lost: ubatches that did not fit into the limit.
+// answered "not handled". A vec_dot is not hooked: it is what ran where they did, count 1.
+// *out_lost: ubatches that did not fit into the limit.
 CSB_API int32_t csb_context_trace_take(csb_context * context, const char ** out_json,
                                        int64_t * out_lost);
 

@@ -18,7 +18,7 @@ HEADER = (ROOT / "csrc" / "csb.h").read_text()
 CODE = re.sub(r"//.*", "", HEADER)
 
 SCALARS = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "double": ctypes.c_double}
-ARRAYS = {"int32_t": np.int32, "int8_t": np.int8, "uint8_t": np.uint8}
+ARRAYS = {"int64_t": np.int64, "int32_t": np.int32, "int8_t": np.int8, "uint8_t": np.uint8}
 ARRAYS |= {"float": np.float32, "double": np.float64}
 
 
@@ -52,7 +52,8 @@ def fits(c_type, name, argument):
         return argument is SCALARS[c_type]
     if c_type == "constchar*":
         return argument is ctypes.c_char_p
-    if c_type in ("csb_model*", "csb_context*", "constchar*const*") or c_type.endswith("**"):
+    arrays = ("constchar*const*", "constvoid*const*")
+    if c_type in ("csb_model*", "csb_context*", *arrays) or c_type.endswith("**"):
         return argument is ctypes.c_void_p
     pointed = re.fullmatch(r"(const)?(\w+)\*", c_type)
     if argument is ctypes.c_void_p:  # one value by reference, or a buffer that may be missing

@@ -50,7 +50,9 @@ const char * weight_name(const ggml_tensor * node) {
     return is_weight ? ggml_get_name(w) : nullptr;
 }
 
-void kernels(csb::json & j, ggml_cgraph * graph) {
+} // namespace
+
+int csb::describe_kernels(csb::json & j, ggml_cgraph * graph) {
     using key = std::tuple<int, std::string, bool, int64_t, int64_t, int64_t>;
     std::unordered_map<const ggml_tensor *, int> index;
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
@@ -58,7 +60,7 @@ void kernels(csb::json & j, ggml_cgraph * graph) {
     }
     std::map<key, int64_t> counts;
     struct answers {
-        int64_t taken = 0, refused = 0;
+        bool yes = false, no = false;
     };
     std::map<int, answers> asked; // of products: what the kernels said that were asked
     const csb::drained     seen = csb::take_events();
@@ -67,19 +69,17 @@ void kernels(csb::json & j, ggml_cgraph * graph) {
         const int  i  = at == index.end() ? -1 : at->second;
         counts[{i, e.kernel, e.accepted, e.m, e.n, e.k}] += e.count;
         if (i >= 0) {
-            (e.accepted ? asked[i].taken : asked[i].refused) += e.count;
+            (e.accepted ? asked[i].yes : asked[i].no) = true;
         }
     }
     for (const auto & [i, said] : asked) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
-        // A product of experts asks anew for each expert, any other is taken whole.
-        const bool    by_expert = node->op == GGML_OP_MUL_MAT_ID;
-        const int64_t left      = by_expert ? said.refused : said.taken == 0;
-        if (left && (by_expert || node->op == GGML_OP_MUL_MAT)) {
-            counts[{i, vec_dot_name(node->src[0]->type), true, 0, 0, 0}] += left;
+        // Each expert of a product of experts is asked for: vec_dot has those that were refused.
+        if (node->op == GGML_OP_MUL_MAT ? !said.yes : node->op == GGML_OP_MUL_MAT_ID && said.no) {
+            counts[{i, vec_dot_name(node->src[0]->type), true, 0, 0, 0}] += 1;
         }
     }
-    j.pair("n_threads", seen.n_threads).key("kernels").open('[');
+    j.open('[');
     for (const auto & [k, count] : counts) {
         const auto & [i, name, accepted, m, n, kk] = k;
         j.open('{').pair("node", i).pair("kernel", name).pair("accepted", accepted);
@@ -93,9 +93,8 @@ void kernels(csb::json & j, ggml_cgraph * graph) {
         j.close('}');
     }
     j.close(']');
+    return seen.n_threads;
 }
-
-} // namespace
 
 extern "C" {
 
@@ -120,7 +119,9 @@ ggml_status __wrap_ggml_backend_sched_graph_compute_async(ggml_backend_sched_t s
     const ggml_status status = __real_ggml_backend_sched_graph_compute_async(sched, graph);
     if (trace->flags & csb::RECORD_KERNELS) {
         ggml_backend_sched_synchronize(sched);
-        kernels(j, graph);
+        j.key("kernels");
+        const int n_threads = csb::describe_kernels(j, graph);
+        j.pair("n_threads", n_threads);
     }
     j.close('}');
     trace->add_ubatch(j.str());

@@ -2,7 +2,10 @@
 
 #include <vector>
 
+#include "../json.hpp"
 #include "hooks.hpp"
+
+struct ggml_cgraph;
 
 namespace csb {
 
@@ -13,4 +16,8 @@ struct drained {
 };
 drained take_events();
 
-}
+// Those events by the graph's nodes, as an array of csb_context_trace_take's "kernels". Returns the
+// most threads that a kernel had.
+int describe_kernels(json & j, ggml_cgraph * graph);
+
+} // namespace csb

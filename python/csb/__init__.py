@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {"Model": "csb.native.model", "Context": "csb.native.context"}
-_MODULES = ("kernels", "errors")
+_MODULES = ("kernels", "errors", "ops")
 
 
 def __getattr__(name: str) -> Any:  # so that importing csb needs no native library

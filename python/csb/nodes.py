@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 Node = dict[str, Any]
@@ -14,27 +16,28 @@ def nodes_of(call: dict[str, Any]) -> list[Node]:
     """The nodes of every ubatch of a call in execution order.
 
     Products and attention have m, n, k and the class: GEMV for one row, GEMM above, "" where no row
-    is computed (the last layer of a call that wants no logits). `kernels` are
-    the names of those that ran, `refused` of those that were asked and said no.
+    is computed (the last layer of a call that wants no logits). `kernels` are the names of those
+    that ran, `refused` of those that were asked and said no; of experts a kernel can be in both.
+    `counts` are the calls of those that ran; a vec_dot, which is not hooked, has 1.
     """
     rows = []
     for number, ubatch in enumerate(call["ubatches"]):
-        ran: dict[int, list[str]] = {}
-        refused: dict[int, list[str]] = {}
-        counts: dict[int, dict[str, int]] = {}
+        nodes = ubatch["nodes"]
+        ran: list[Counter[str]] = [Counter() for _ in nodes]
+        refused: list[Counter[str]] = [Counter() for _ in nodes]
         for event in ubatch.get("kernels", []):
-            into = ran if event["accepted"] else refused
-            into.setdefault(event["node"], []).append(event["kernel"])
-            counts.setdefault(event["node"], {})[event["kernel"]] = event["count"]
-        for i, node in enumerate(ubatch["nodes"]):
+            if event["node"] >= 0:
+                into = ran if event["accepted"] else refused
+                into[event["node"]][event["kernel"]] += event["count"]
+        for i, node in enumerate(nodes):
             rows.append(
                 {
                     "ubatch": number,
                     **node,
                     **_shape(node),
-                    "kernels": _specific(ran.get(i, [])),
-                    "refused": refused.get(i, []),
-                    "counts": counts.get(i, {}),
+                    "kernels": specific(ran[i]),
+                    "refused": sorted(refused[i]),
+                    "counts": dict(ran[i]),
                 }
             )
     return rows
@@ -56,7 +59,7 @@ def observed(calls: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {"n_threads": n_threads, "kernels": {name: len(ran[name]) for name in sorted(ran)}}
 
 
-def _specific(names: list[str]) -> list[str]:
+def specific(names: Iterable[str]) -> list[str]:
     """Without the buffer's name where the kernels in it were seen themselves."""
     own = sorted({n for n in names if n.startswith("ggml_") or n == "llamafile_sgemm"})
     return own or sorted(set(names))

@@ -388,6 +388,77 @@ void hooks() {
     csb_model_close(model);
 }
 
+struct op_call { // a product of [32, 8] and [32, n], n rows of 8
+    std::vector<int32_t>      params   = std::vector<int32_t>(16, 0);
+    std::vector<int64_t>      out_ne   = {8, 3, 1, 1};
+    std::vector<const char *> types    = {"q4_0", "f32"};
+    std::vector<int64_t>      ne       = {32, 8, 1, 1, 32, 3, 1, 1};
+    std::vector<int64_t>      nb       = std::vector<int64_t>(8, 0);
+    std::vector<uint8_t>      weights  = std::vector<uint8_t>(8 * 18, 1);
+    std::vector<float>        rows     = std::vector<float>(3 * 32, 0.5f);
+    std::vector<const void *> data     = {weights.data(), rows.data()};
+    std::vector<int64_t>      sizes    = {8 * 18, 3 * 32 * 4};
+    std::vector<int8_t>       weight   = {1, 0};
+    std::vector<uint8_t>      out      = std::vector<uint8_t>(3 * 8 * 4);
+    const char *              json     = nullptr;
+    const char *              op       = "MUL_MAT";
+    const char *              device   = "CPU";
+    const char *              out_type = "f32";
+    int32_t                   threads = 2, n = 2;
+
+    int32_t run(int32_t repack = 1) {
+        return csb_op_run(op, device, threads, repack, params.data(), out_type, out_ne.data(), n,
+                          types.data(), ne.data(), nb.data(), data.data(), sizes.data(),
+                          weight.data(), static_cast<int64_t>(out.size()), out.data(), &json);
+    }
+};
+
+void ops() {
+    for (int32_t repack : {0, 1}) {
+        op_call c;
+        OK(c.run(repack));
+        CHECK(c.json && std::strstr(c.json, "\"kernels\":"));
+    }
+    const std::pair<const char *, void (*)(op_call &)> bad[] = {
+        {"op", [](op_call & c) { c.op = nullptr; }},
+        {"no such op", [](op_call & c) { c.op = "MATMUL"; }},
+        {"device", [](op_call & c) { c.device = nullptr; }},
+        {"threads", [](op_call & c) { c.threads = 513; }},
+        {"out_type", [](op_call & c) { c.out_type = nullptr; }},
+        {"sources", [](op_call & c) { c.n = 11; }},
+        {"no type", [](op_call & c) { c.types[1] = nullptr; }},
+        {"no data", [](op_call & c) { c.data[0] = nullptr; }},
+        {"size", [](op_call & c) { c.sizes[1] -= 4; }},
+        {"capacity", [](op_call & c) { c.out.pop_back(); }},
+        {"strides", [](op_call & c) { c.nb[4] = 4, c.nb[5] = 1 << 20, c.nb[6] = c.nb[7] = 4; }},
+        {"blocks", [](op_call & c) { c.ne[0] = 31; }},
+    };
+    for (const auto & [name, spoil] : bad) {
+        op_call c;
+        spoil(c);
+        const int32_t status = c.run();
+        if (status != CSB_ERROR_ARGUMENT) {
+            std::printf("op call with a bad %s: %d\n", name, status);
+            failures++;
+        }
+    }
+    run_threads(3, [&](int i) {
+        for (int k = 0; k < 20; k++) {
+            op_call c;
+            OK(c.run(i % 2));
+        }
+    });
+
+    const std::vector<float> rows(2 * 64, 0.25f);
+    int64_t                  size = 0;
+    OK(csb_quantize_rows("q8_0", 2, 64, rows.data(), 0, nullptr, &size));
+    std::vector<uint8_t> bytes(static_cast<size_t>(size));
+    OK(csb_quantize_rows("q8_0", 2, 64, rows.data(), size, bytes.data(), &size));
+    BAD(csb_quantize_rows("q8_0", 2, 63, rows.data(), size, bytes.data(), &size));
+    BAD(csb_quantize_rows("q8_0", 2, 64, rows.data(), size, nullptr, &size));
+    BAD(csb_quantize_rows("q8_0", 0, 64, rows.data(), size, bytes.data(), &size));
+}
+
 void net() {
     const std::string path = path_of("record.json");
     run_threads(3, [&](int i) {
@@ -425,6 +496,7 @@ int main(int argc, char ** argv) {
         {"closing meanwhile", closing_meanwhile},
         {"many contexts", many_contexts},
         {"hooks", hooks},
+        {"ops", ops},
         {"net", net},
     };
     for (const auto & [name, test] : tests) {

@@ -70,6 +70,9 @@ HANDLE = c_void_p
 TEXT = c_char_p
 OUT = c_void_p
 OPTIONS = (c_int32, c_void_p, c_void_p)
+TEXTS = c_void_p  # an array of texts
+POINTERS = c_void_p
+I64 = _array(np.int64)
 I32 = _array(np.int32)
 I8 = _array(np.int8)
 U8 = _array(np.uint8)
@@ -98,6 +101,16 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "csb_model_token_piece": (STATUS, (HANDLE, c_int32, c_int32, OUT, OUT)),
     "csb_model_token_is_eog": (STATUS, (HANDLE, c_int32, OUT)),
     "csb_quantize": (STATUS, (TEXT, TEXT, TEXT, c_int32, c_int32)),
+    "csb_quantize_rows": (STATUS, (TEXT, c_int64, c_int64, F32, c_int64, OUT, OUT)),
+    "csb_op_run": (
+        STATUS,
+        (
+            *(TEXT, TEXT, c_int32, c_int32, I32),
+            *(TEXT, I64),
+            *(c_int32, TEXTS, I64, I64, POINTERS, I64, I8),
+            *(c_int64, U8, OUT),
+        ),
+    ),
     "csb_context_open": (STATUS, (HANDLE, *OPTIONS, OUT)),
     "csb_context_close": (None, (HANDLE,)),
     "csb_context_describe": (STATUS, (HANDLE, OUT)),
