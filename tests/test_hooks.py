@@ -15,7 +15,7 @@ from csb import kernels
 from csb.errors import ArgumentError, UnsupportedError
 from csb.measure.memory import Memory, same_bits
 from csb.measure.trace import switch_effects, trace_rows
-from csb.native.library import _processor_features, build_info, library
+from csb.native.library import _processor_features, build_info, library, quantize
 from csb.nodes import nodes_of, weight_of
 from test_seed import by_csb, settings, tokens
 
@@ -81,8 +81,6 @@ CASES = {
 def test_kernels_by_type_and_rows(
     tiny_model: TinyModel, tmp_path: Path, kind: str, repack: bool
 ) -> None:
-    from csb.native.library import quantize
-
     path = tiny_model("llama", "f32", n_layer=1)
     if kind != "f32":
         path = tmp_path / "pure.gguf"
@@ -307,3 +305,30 @@ def test_nodes_of_keeps_the_order(tiny_model: TinyModel) -> None:
     assert order == sorted(order)
     assert {n["backend"] for n in nodes} == {"CPU"}
     assert not any(n["kernels"] for n in nodes)
+
+
+def test_counts_are_of_kernels_that_ran() -> None:
+    """Calls of one kernel on one node come in parts: one for each shape, yes and no apart."""
+    parts = [("tiled", True, 2), ("tiled", False, 3), ("tiled", True, 1), ("sgemm", False, 2)]
+    keys = ("kernel", "accepted", "count")
+    events = [{"node": 0, **dict(zip(keys, part, strict=True))} for part in parts]
+    node = {"name": "x", "op": "ADD"}
+    (row,) = nodes_of({"ubatches": [{"nodes": [node], "kernels": events}]})
+    found = row["kernels"], row["refused"], row["counts"]
+    assert found == (["tiled"], ["sgemm", "tiled"], {"tiled": 3})
+
+
+@X86
+def test_experts_of_few_rows_keep_vec_dot(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """The tiled kernel takes the experts that got eight rows and no others."""
+    path = tmp_path / "pure.gguf"
+    quantize(tiny_model("moe", "f32", n_layer=1), path, "q4_k_s", pure=True)
+    with (
+        csb.Model(path, use_extra_bufts=False) as model,
+        csb.Context(model, n_ctx=256, flash_attn="off") as context,
+        context.trace() as trace,
+    ):
+        context.decode([5] * 12 + [1, 2, 3, 4], 0)
+    experts = [n for n in nodes_of(trace.calls[0]) if n["op"] == "MUL_MAT_ID"]
+    both = ["ggml_compute_forward_mul_mat_id_tiled", f"{VEC}q4_K_q8_K"]
+    assert [n["kernels"] for n in experts] == [both] * 3
