@@ -256,6 +256,40 @@ CSB_API int32_t csb_context_trace(csb_context * context, int32_t graph, int32_t 
 CSB_API int32_t csb_context_trace_take(csb_context * context, const char ** out_json,
                                        int64_t * out_lost);
 
+// ---- watching: each node of a decode, while it runs -------------------------------------------
+// Unlike a trace this stops at every node, so it is slow; results stay the same bits on the CPU.
+
+typedef struct csb_node csb_node; // of the watcher's call alone
+
+// Called on the decode's thread for each node that computes something: after 0 just before it runs,
+// when all before it have run, and 1 when it has. May call the csb_node_ functions and nothing else
+// of this library but csb_context_cancel.
+typedef void (*csb_watcher)(void * user, csb_node * node, int32_t after);
+
+// From now on the context's decodes are watched (NULL: no longer).
+CSB_API int32_t csb_context_watch(csb_context * context, csb_watcher watcher, void * user);
+
+// {"op", "id", "name", "root", "kind", "type", "block", "block_bytes", "ne", "view", "backend",
+// "op_params", "src": [{"index", "id", "name", ... "ne"}]}. id: one for each tensor of a graph;
+// root: the tensor that it is a view of, else itself; kind: weight, memory (a cache or state) or
+// value (of this graph); block: entries that the type packs together; view: it writes into another
+// tensor.
+CSB_API int32_t csb_node_describe(csb_node * node, const char ** out_json);
+
+// Source number `source` of the node (-1: its output): `count` places from `first` on along
+// dimension `dim` (0 is ggml's innermost; -1: everything), packed, in the tensor's type.
+CSB_API int32_t csb_node_read(csb_node * node, int32_t source, int32_t dim, int64_t first,
+                              int64_t count, int64_t capacity, uint8_t * out_bytes);
+// Overwrites the same places. Weights are refused.
+CSB_API int32_t csb_node_write(csb_node * node, int32_t source, int32_t dim, int64_t first,
+                               int64_t count, int64_t size, const uint8_t * bytes);
+
+// Runs the node alone once more, on its backend, with its sources as they are now, into memory of
+// its own; out_bytes: that output, packed. CSB_ERROR_UNSUPPORTED: it writes into another tensor.
+CSB_API int32_t csb_node_rerun(csb_node * node, int64_t capacity, uint8_t * out_bytes);
+
+// ---- kernel switches --------------------------------------------------------------------------
+
 // CPU kernels that can be refused at run time, so that llama.cpp takes its next path.
 enum csb_kernel_switch {
     CSB_WITHOUT_LLAMAFILE = 1, // llamafile_sgemm

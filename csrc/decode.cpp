@@ -130,7 +130,7 @@ int32_t decode(csb_context & c, int32_t n_tokens, const int32_t * tokens, const 
     csb::trace *       recorder = c.trace.flags ? &c.trace : nullptr;
     int32_t            status   = 0;
     {
-        const csb::hooks_hold hold(recorder);
+        const csb::hooks_hold hold(recorder, c.watch.watcher ? &c.watch : nullptr);
         const int64_t         begin = now_ns();
         status                      = llama_decode(context, batch);
         llama_synchronize(context);

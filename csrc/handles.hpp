@@ -34,6 +34,7 @@ struct csb_context {
     int64_t                                 decode_n  = 0;
     uint64_t                                origin    = 0; // whose states fit: state.cpp
     csb::trace                              trace;
+    csb::watch                              watch;
     std::vector<int8_t>                     outputs;       // of the last decode, by batch entry
     std::set<int32_t>                       torn; // sequences a decode that failed left unusable
 };

@@ -1,4 +1,4 @@
-// csb.h's tracing and kernel switches.
+// csb.h's tracing, watching and kernel switches.
 #include "../handles.hpp"
 #include "hooks.hpp"
 
@@ -31,6 +31,17 @@ int32_t csb_kernels_get(int32_t * out_switches) {
     return csb::guarded([&] {
         *csb::check_ptr(out_switches, "out_switches") =
             static_cast<int32_t>(csb::kernel_switches());
+        return CSB_OK;
+    });
+}
+
+int32_t csb_context_watch(csb_context * handle, csb_watcher watcher, void * user) {
+    return csb::guarded([&] {
+        const csb::use c(handle);
+        if (watcher) {
+            need_hooks();
+        }
+        c->watch = {watcher, user};
         return CSB_OK;
     });
 }

@@ -8,6 +8,7 @@
 #include "ggml-cpu.h"
 #include "ggml.h"
 #include "../json.hpp"
+#include "../node.hpp"
 #include "log.hpp"
 
 namespace {
@@ -96,12 +97,26 @@ int csb::describe_kernels(csb::json & j, ggml_cgraph * graph) {
     return seen.n_threads;
 }
 
-extern "C" {
+extern "C" ggml_status __real_ggml_backend_sched_graph_compute_async(ggml_backend_sched_t,
+                                                                    ggml_cgraph *);
 
-ggml_status __real_ggml_backend_sched_graph_compute_async(ggml_backend_sched_t, ggml_cgraph *);
+namespace {
 
-ggml_status __wrap_ggml_backend_sched_graph_compute_async(ggml_backend_sched_t sched,
-                                                          ggml_cgraph *        graph) {
+// Whether the node computes anything: the others only say how memory is read.
+bool computes(const ggml_tensor * node) {
+    switch (node->op) {
+    case GGML_OP_NONE:
+    case GGML_OP_VIEW:
+    case GGML_OP_RESHAPE:
+    case GGML_OP_PERMUTE:
+    case GGML_OP_TRANSPOSE:
+        return false;
+    default:
+        return ggml_nelements(node) > 0;
+    }
+}
+
+ggml_status traced(ggml_backend_sched_t sched, ggml_cgraph * graph) {
     csb::trace * trace = csb::hooks() ? csb::current_trace() : nullptr;
     if (!trace) {
         return __real_ggml_backend_sched_graph_compute_async(sched, graph);
@@ -125,6 +140,36 @@ ggml_status __wrap_ggml_backend_sched_graph_compute_async(ggml_backend_sched_t s
     }
     j.close('}');
     trace->add_ubatch(j.str());
+    return status;
+}
+
+// The scheduler asks for each node whether it should stop after it, then calls again when it has.
+bool on_node(ggml_tensor * node, bool ask, void * sched) {
+    if (!computes(node)) {
+        return !ask; // false to a call after it would end the split
+    }
+    const csb::watch * watch = csb::current_watch();
+    csb_node           here  = {static_cast<ggml_backend_sched_t>(sched), node};
+    csb::hold_node(&here);
+    watch->watcher(watch->user, &here, !ask);
+    csb::hold_node(nullptr);
+    return true;
+}
+
+} // namespace
+
+extern "C" {
+
+ggml_status __wrap_ggml_backend_sched_graph_compute_async(ggml_backend_sched_t sched,
+                                                          ggml_cgraph *        graph) {
+    const bool watched = csb::hooks() & csb::WATCH;
+    if (watched) {
+        ggml_backend_sched_set_eval_callback(sched, on_node, sched);
+    }
+    const ggml_status status = traced(sched, graph);
+    if (watched) {
+        ggml_backend_sched_set_eval_callback(sched, nullptr, nullptr);
+    }
     return status;
 }
 

@@ -9,6 +9,8 @@
 #include <shared_mutex>
 #include <string>
 
+#include "../csb.h"
+
 struct ggml_tensor;
 
 namespace csb {
@@ -16,6 +18,7 @@ namespace csb {
 // What a trace records, beside csb.h's csb_kernel_switch in one word.
 constexpr uint32_t RECORD_GRAPH   = 1u << 8;
 constexpr uint32_t RECORD_KERNELS = 1u << 9;
+constexpr uint32_t WATCH          = 1u << 10; // and a watcher
 
 // Latched before a decode and read by all threads of its graphs from this one place: a switch that
 // changed inside a decode would send threads to different barriers.
@@ -38,10 +41,16 @@ struct trace {
     void end_call(int32_t n_tokens);
 };
 
+// Who is called for every node of a context's decodes.
+struct watch {
+    csb_watcher watcher = nullptr;
+    void *      user    = nullptr;
+};
+
 // Held around a decode: serialises it against all others while any hook is in force.
 class hooks_hold {
   public:
-    explicit hooks_hold(trace * recorder);
+    explicit hooks_hold(trace * recorder, const watch * watcher = nullptr);
     ~hooks_hold();
     hooks_hold(const hooks_hold &)             = delete;
     hooks_hold & operator=(const hooks_hold &) = delete;
@@ -55,6 +64,7 @@ bool     hooks_built();
 void     set_kernel_switches(uint32_t switches);
 uint32_t kernel_switches();
 trace *  current_trace(); // of the decode that runs with hooks in force
+const watch * current_watch();
 
 // Kernel events, one log for each thread and no lock where they happen. `kernel` is a string that
 // lives as long as the process. m, n, k of a product, else 0.

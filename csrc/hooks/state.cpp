@@ -9,7 +9,9 @@ namespace {
 
 std::shared_mutex     decodes;
 std::atomic<uint32_t> switches{0};
-csb::trace *          recorder = nullptr; // guarded by `decodes` held alone
+// guarded by `decodes` held alone
+csb::trace *       recorder = nullptr;
+const csb::watch * watching = nullptr;
 
 struct thread_log {
     const ggml_tensor *     node      = nullptr;
@@ -59,14 +61,15 @@ void trace::end_call(int32_t n_tokens) {
     ubatches.clear();
 }
 
-hooks_hold::hooks_hold(trace * of) {
-    const uint32_t flags = switches.load() | (of ? of->flags : 0);
+hooks_hold::hooks_hold(trace * of, const watch * by) {
+    const uint32_t flags = switches.load() | (of ? of->flags : 0) | (by ? WATCH : 0);
     if (flags == 0) {
         shared = std::shared_lock<std::shared_mutex>(decodes);
         return;
     }
     alone          = std::unique_lock<std::shared_mutex>(decodes);
     recorder       = of;
+    watching       = by;
     hooks_in_force = flags;
 }
 
@@ -74,6 +77,7 @@ hooks_hold::~hooks_hold() {
     if (alone) {
         hooks_in_force = 0;
         recorder       = nullptr;
+        watching       = nullptr;
     }
 }
 
@@ -87,6 +91,10 @@ uint32_t kernel_switches() {
 
 trace * current_trace() {
     return recorder;
+}
+
+const watch * current_watch() {
+    return watching;
 }
 
 void enter_node(const ggml_tensor * node, int n_threads) {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from csb.native.handle import Handle
 from csb.native.library import c_options
 from csb.native.model import Model
 from csb.native.trace import Trace
+from csb.native.watch import Node, watching
 
 Rows = npt.NDArray[np.float32]
 
@@ -148,6 +150,13 @@ class Context(Handle):
         """Records every decode inside a `with` block: nodes in execution order (graph) and the CPU
         kernels that ran for each (kernels). UnsupportedError if this build has no hooks."""
         return Trace(self, graph, kernels)
+
+    def watch(
+        self, before: Callable[[Node], None], after: Callable[[Node], None]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Calls before(node) and after(node) around every node of the decodes inside a `with`
+        block: csb.native.watch. UnsupportedError if this build has no hooks."""
+        return watching(self, before, after)
 
     def cancel(self) -> None:
         """Ends a decode that runs on another thread, at the next graph node (CPU only)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from ctypes import c_char_p, c_double, c_int32, c_int64, c_void_p
+from ctypes import CFUNCTYPE, c_char_p, c_double, c_int32, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,7 @@ HANDLE = c_void_p
 TEXT = c_char_p
 OUT = c_void_p
 OPTIONS = (c_int32, c_void_p, c_void_p)
+WATCHER = CFUNCTYPE(None, c_void_p, c_void_p, c_int32)
 TEXTS = c_void_p  # an array of texts
 POINTERS = c_void_p
 I64 = _array(np.int64)
@@ -127,6 +128,11 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "csb_context_state_set": (STATUS, (HANDLE, c_int32, c_int32, U8, c_int64)),
     "csb_context_trace": (STATUS, (HANDLE, c_int32, c_int32, c_int64)),
     "csb_context_trace_take": (STATUS, (HANDLE, OUT, OUT)),
+    "csb_context_watch": (STATUS, (HANDLE, WATCHER, c_void_p)),
+    "csb_node_describe": (STATUS, (HANDLE, OUT)),
+    "csb_node_read": (STATUS, (HANDLE, c_int32, c_int32, c_int64, c_int64, c_int64, U8)),
+    "csb_node_write": (STATUS, (HANDLE, c_int32, c_int32, c_int64, c_int64, c_int64, U8)),
+    "csb_node_rerun": (STATUS, (HANDLE, c_int64, U8)),
     "csb_kernels_set": (STATUS, (c_int32,)),
     "csb_kernels_get": (STATUS, (OUT,)),
     "csb_rows_summarise": (STATUS, (c_int32, c_int32, F32, I32, c_double, F64)),

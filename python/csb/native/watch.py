@@ -1,0 +1,113 @@
+"""Every node of a context's decodes, looked at while it runs: what it reads, what it gives."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from csb.native.op import DTYPES as NUMPY
+from csb.native.table import WATCHER
+
+if TYPE_CHECKING:
+    from csb.native.context import Context
+
+Values = npt.NDArray[Any]
+DTYPES = NUMPY | {"bf16": np.uint16}  # numpy has none: the bits
+
+
+class Node:
+    """A node inside a watcher's call, and nowhere else.
+
+    Its sources have numbers, its output is OUTPUT. Arrays have ggml's dimensions in numpy's order
+    (the innermost last); bfloat16 comes as its bits, quantized rows as bytes.
+    """
+
+    OUTPUT = -1
+
+    def __init__(self, lib: Any, pointer: int) -> None:
+        self._lib, self._pointer = lib, pointer
+
+    @functools.cached_property
+    def info(self) -> dict[str, Any]:
+        """As csb_node_describe gives it."""
+        text = ctypes.c_char_p()
+        self._lib.csb_node_describe(self._pointer, ctypes.byref(text))
+        found: dict[str, Any] = json.loads((text.value or b"{}").decode("utf-8", "replace"))
+        return found
+
+    def tensor(self, source: int) -> dict[str, Any]:
+        if source == self.OUTPUT:
+            return self.info
+        return next(s for s in self.info["src"] if s["index"] == source)
+
+    def read(self, source: int, dim: int = -1, first: int = 0, count: int = 1) -> Values:
+        """`count` places from `first` on along ggml's dimension `dim`, or everything (-1)."""
+        out = self._empty(source, dim, count)
+        self._lib.csb_node_read(
+            self._pointer, source, dim, first, count, out.nbytes, out.reshape(-1).view(np.uint8)
+        )
+        return out
+
+    def write(self, values: Values, source: int, dim: int = -1, first: int = 0) -> None:
+        """Overwrites those places: as many along `dim` as the values have."""
+        count = values.shape[::-1][dim] if dim >= 0 else 1
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        self._lib.csb_node_write(self._pointer, source, dim, first, count, data.nbytes, data)
+
+    def rerun(self) -> Values:
+        """The node's output from its sources as they are now; nothing else changes.
+        UnsupportedError where it writes into another tensor."""
+        out = self._empty(self.OUTPUT, -1, 1)
+        self._lib.csb_node_rerun(self._pointer, out.nbytes, out.reshape(-1).view(np.uint8))
+        return out
+
+    def _empty(self, source: int, dim: int, count: int) -> Values:
+        tensor = self.tensor(source)
+        ne = list(tensor["ne"])
+        if dim >= 0:
+            ne[dim] = count
+        dtype = DTYPES.get(tensor["type"])
+        if dtype is None:
+            row = ne[0] // tensor["block"] * tensor["block_bytes"]
+            return np.empty((*ne[:0:-1], row), np.uint8)
+        return np.empty(ne[::-1], dtype)
+
+
+@contextlib.contextmanager
+def watching(
+    context: Context, before: Callable[[Node], None], after: Callable[[Node], None]
+) -> Iterator[None]:
+    """Calls before(node) and after(node) around every node of the context's decodes in the block.
+
+    What they raise cancels the decode and is raised at the block's end in its place.
+    """
+    lib = context.model.lib
+    raised: list[BaseException] = []
+
+    def on_node(user: Any, pointer: int, done: int) -> None:
+        if raised:
+            return
+        try:
+            (after if done else before)(Node(lib, pointer))
+        except BaseException as error:
+            raised.append(error)
+            context.cancel()
+
+    watcher = WATCHER(on_node)  # kept alive while the block runs
+    lib.csb_context_watch(context.pointer, watcher, None)
+    try:
+        yield
+    except Exception:
+        if not raised:
+            raise
+    finally:
+        lib.csb_context_watch(context.pointer, WATCHER(), None)
+    if raised:
+        raise raised[0]
