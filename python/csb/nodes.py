@@ -34,7 +34,7 @@ def nodes_of(call: dict[str, Any]) -> list[Node]:
                 {
                     "ubatch": number,
                     **node,
-                    **_shape(node),
+                    **shape_of(node),
                     "kernels": specific(ran[i]),
                     "refused": sorted(refused[i]),
                     "counts": dict(ran[i]),
@@ -65,7 +65,8 @@ def specific(names: Iterable[str]) -> list[str]:
     return own or sorted(set(names))
 
 
-def _shape(node: Node) -> dict[str, Any]:
+def shape_of(node: Node) -> dict[str, Any]:
+    """m, n, k and the class of products and attention, nothing of other nodes."""
     if node["op"] == "MUL_MAT":
         m, n, k = node["ne"][0], node["ne"][1], node["src"][0]["ne"][0]
     elif node["op"] == "MUL_MAT_ID":

@@ -23,6 +23,7 @@ from csb.render.output import discard, note
 COMMANDS = {
     "compare": "csb.cli.compare",
     "trace": "csb.cli.trace",
+    "locate": "csb.cli.locate",
     "models": "csb.cli.models",
     "quantize": "csb.cli.quantize",
     "bench": "csb.cli.bench",

@@ -23,7 +23,7 @@ from csb.measure.capture import Key, Names, SinglePass, Spill, Values, cell_dim
 from csb.measure.memory import Memory, same_bits
 from csb.measure.sources import Cells, Source, TokenRows, Whole, equal_bits, row_of, token_axis
 from csb.native.watch import Node
-from csb.nodes import nodes_of
+from csb.nodes import nodes_of, shape_of
 
 PAD = 256  # llama.cpp shows attention its cache in steps of so many cells
 # Ops whose row j reads the rows before it, too.
@@ -42,12 +42,13 @@ class NodeRows:
     name: str
     nth: int  # of the nodes of this op and name
     type: str
+    ne: list[int]
     src: list[dict[str, Any]]
     backend: str | None
     inputs_equal: list[bool] = field(default_factory=list)
     outputs_equal: list[bool] = field(default_factory=list)
     created: list[bool] = field(default_factory=list)
-    n: int = 0
+    n_values: int = 0
     n_diff: int = 0
     max_abs: float = 0.0
     relative: float = 0.0
@@ -70,7 +71,10 @@ class Located:
     equal_rows: list[bool]  # of the logits
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        found = asdict(self)
+        for node in found["nodes"]:
+            node |= shape_of(node)
+        return found
 
 
 def check_window(memory: Memory, start: int, width: int) -> None:
@@ -208,7 +212,8 @@ class BlockPass:
             name=info["name"],
             nth=key[2],
             type=info["type"],
-            src=[{"name": s["name"], "type": s["type"], "kind": s["kind"]} for s in info["src"]],
+            ne=info["ne"],
+            src=[{key: s[key] for key in ("name", "type", "ne", "kind")} for s in info["src"]],
             backend=info["backend"],
         )
         for j in range(self._width):
@@ -230,7 +235,7 @@ class BlockPass:
             if now.inputs_equal[j]:
                 now.created[j] = not equal
             n_diff, largest, squared = difference(ours, theirs)
-            now.n += ours.size
+            now.n_values += ours.size
             now.n_diff += n_diff
             now.max_abs = max(now.max_abs, largest)
             squares += squared

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from csb.nodes import PRODUCTS, group_of
+from csb.render.table import columns
 from csb.render.text import harmless
 
 Record = dict[str, Any]
@@ -19,7 +20,7 @@ def render(record: Record, nodes: bool = False, diff: bool = False) -> str:
     if diff:
         body = [line for line in body if line[0]]
     heads = ["", "op", "what", "type", "m x k", "nodes", *(_rows(n) for n in rows)]
-    lines += _columns([heads, *(["*" if d else "", *cells] for d, *cells in body)])
+    lines += columns([heads, *(["*" if d else "", *cells] for d, *cells in body)])
     lines += _foot(record, body, nodes)
     return "\n".join(lines) + "\n"
 
@@ -83,13 +84,6 @@ def _occurrences(nodes: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, A
         key = (node["ubatch"], node["op"], node["name"])
         seen[key] = seen.get(key, -1) + 1
         yield seen[key], node
-
-
-def _columns(table: list[list[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return [
-        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table
-    ]
 
 
 def _foot(record: Record, body: list[tuple[Any, ...]], nodes: bool) -> Iterator[str]:

@@ -1,0 +1,43 @@
+"""csb locate"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from csb.cli import options
+from csb.exit_codes import Exit
+from csb.render.output import save, say
+
+
+@click.command("locate")
+@options.model_options
+@options.context_options
+@options.prompt_options
+@options.count("-W", "--block-width", "width", default=5, help="rows of the block (5)")
+@click.option(
+    "--window",
+    "t",
+    type=click.IntRange(min=0),
+    metavar="T",
+    default=0,
+    help="the window that begins T tokens after the prompt (0)",
+)
+@click.option("--nodes", is_flag=True, help="every node, not a line for each kind")
+@options.without_option
+@options.json_option
+def command(t: int, nodes: bool, json_path: str | None, **given: Any) -> int:
+    """Find the first op whose output differs between the single and the block path."""
+    from csb.render.locate import render
+    from csb.run_locate import run_locate
+
+    options.keep_apart(model=given["model"], json=json_path)
+    plan = options.compare_plan({**given, "n_gen": t + given["width"]})
+    record = run_locate(plan, t)
+    if json_path is not None:
+        save(json.dumps(record) + "\n", json_path)
+    if json_path != "-":
+        say(render(record, nodes))
+    return Exit.INVALID if record["perturbed"] else Exit.DONE
