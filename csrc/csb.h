@@ -241,8 +241,11 @@ CSB_API int32_t csb_context_state_set(csb_context * context, int32_t seq_id, int
 // in force, decodes of all contexts take turns.
 
 // From now on the context's decodes are recorded (both 0: no longer, and what was recorded is
-// forgotten): graph 1 every node in execution order, kernels 1 the CPU kernels that ran for each,
-// in at most `limit` bytes of text.
+// forgotten): graph 1 every node in execution order, kernels 1 the CPU kernels that ran for each
+// and the CUDA kernels of the whole ubatch, in at most `limit` bytes of text. CUDA's names come from
+// CUPTI, which is opened with the first trace of kernels: the file that the environment's
+// CSB_CUPTI_LIBRARY names and no other; else the loader's libcupti.so, the one that lay beside the
+// header, or the one that CSB_CUPTI_WHEEL names.
 CSB_API int32_t csb_context_trace(csb_context * context, int32_t graph, int32_t kernels,
                                   int64_t limit);
 
@@ -253,6 +256,9 @@ CSB_API int32_t csb_context_trace(csb_context * context, int32_t graph, int32_t 
 // the name of the weight that the node multiplies by; accepted false: the kernel was asked and
 // answered "not handled". A vec_dot is not hooked: it is what ran where they did, count 1.
 // *out_lost: ubatches that did not fit into the limit.
+// An ubatch with nodes on CUDA devices also has "device_kernels": [{"kernel", "count"}] in order of
+// first run, or "device_not_observable": why there are none; and "device_lost": the records that
+// CUPTI dropped, where it dropped any.
 CSB_API int32_t csb_context_trace_take(csb_context * context, const char ** out_json,
                                        int64_t * out_lost);
 

@@ -55,7 +55,9 @@ def fits(c_type, name, argument):
     arrays = ("constchar*const*", "constvoid*const*")
     if c_type == "csb_watcher":
         return argument is table.WATCHER
-    if c_type in ("csb_model*", "csb_context*", "csb_node*", "void*", *arrays) or c_type.endswith("**"):
+    if c_type in ("csb_model*", "csb_context*", "csb_node*", "void*", *arrays) or c_type.endswith(
+        "**"
+    ):
         return argument is ctypes.c_void_p
     pointed = re.fullmatch(r"(const)?(\w+)\*", c_type)
     if argument is ctypes.c_void_p:  # one value by reference, or a buffer that may be missing

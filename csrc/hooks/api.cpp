@@ -1,5 +1,6 @@
 // csb.h's tracing, watching and kernel switches.
 #include "../handles.hpp"
+#include "cupti.hpp"
 #include "hooks.hpp"
 
 namespace {
@@ -53,6 +54,9 @@ int32_t csb_context_trace(csb_context * handle, int32_t graph, int32_t kernels, 
             need_hooks();
         }
         csb::check(limit >= 0, "limit", limit, "must not be negative");
+        if (kernels) {
+            csb::open_cupti();
+        }
         c->trace       = csb::trace();
         c->trace.limit = static_cast<size_t>(limit);
         c->trace.flags =

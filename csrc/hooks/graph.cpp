@@ -1,5 +1,6 @@
 // The graph hook: where libllama submits a graph, its nodes are written down as they are about to
 // run, each with the backend the scheduler gave it. Nothing is executed otherwise than without it.
+#include <cstring>
 #include <map>
 #include <tuple>
 #include <unordered_map>
@@ -8,7 +9,7 @@
 #include "ggml-cpu.h"
 #include "ggml.h"
 #include "../json.hpp"
-#include "../node.hpp"
+#include "cupti.hpp"
 #include "log.hpp"
 
 namespace {
@@ -102,17 +103,34 @@ extern "C" ggml_status __real_ggml_backend_sched_graph_compute_async(ggml_backen
 
 namespace {
 
-// Whether the node computes anything: the others only say how memory is read.
-bool computes(const ggml_tensor * node) {
-    switch (node->op) {
-    case GGML_OP_NONE:
-    case GGML_OP_VIEW:
-    case GGML_OP_RESHAPE:
-    case GGML_OP_PERMUTE:
-    case GGML_OP_TRANSPOSE:
-        return false;
-    default:
-        return ggml_nelements(node) > 0;
+bool on_cuda(ggml_backend_sched_t sched, ggml_cgraph * graph) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        ggml_backend_t b = ggml_backend_sched_get_tensor_backend(sched, ggml_graph_node(graph, i));
+        if (b && std::strncmp(ggml_backend_name(b), "CUDA", 4) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Nothing where the ubatch has nothing to do with CUDA.
+void device_kernels(csb::json & j, csb::device_kernels found, bool expected) {
+    if (expected && found.ran.empty() && found.why_not.empty()) {
+        found.why_not = "CUPTI recorded no kernel of this ubatch";
+    }
+    if (!found.why_not.empty()) {
+        if (expected) {
+            j.pair("device_not_observable", found.why_not);
+        }
+    } else if (!found.ran.empty()) {
+        j.key("device_kernels").open('[');
+        for (const auto & [name, count] : found.ran) {
+            j.open('{').pair("kernel", name).pair("count", count).close('}');
+        }
+        j.close(']');
+    }
+    if (found.lost > 0) {
+        j.pair("device_lost", found.lost);
     }
 }
 
@@ -131,29 +149,20 @@ ggml_status traced(ggml_backend_sched_t sched, ggml_cgraph * graph) {
         }
         j.close(']');
     }
+    const bool        with_kernels = trace->flags & csb::RECORD_KERNELS;
+    const bool        cuda         = with_kernels && on_cuda(sched, graph);
+    csb::device_watch watch(with_kernels);
     const ggml_status status = __real_ggml_backend_sched_graph_compute_async(sched, graph);
-    if (trace->flags & csb::RECORD_KERNELS) {
+    if (with_kernels) {
         ggml_backend_sched_synchronize(sched);
         j.key("kernels");
         const int n_threads = csb::describe_kernels(j, graph);
         j.pair("n_threads", n_threads);
+        device_kernels(j, watch.end(), cuda);
     }
     j.close('}');
     trace->add_ubatch(j.str());
     return status;
-}
-
-// The scheduler asks for each node whether it should stop after it, then calls again when it has.
-bool on_node(ggml_tensor * node, bool ask, void * sched) {
-    if (!computes(node)) {
-        return !ask; // false to a call after it would end the split
-    }
-    const csb::watch * watch = csb::current_watch();
-    csb_node           here  = {static_cast<ggml_backend_sched_t>(sched), node};
-    csb::hold_node(&here);
-    watch->watcher(watch->user, &here, !ask);
-    csb::hold_node(nullptr);
-    return true;
 }
 
 } // namespace
@@ -164,11 +173,11 @@ ggml_status __wrap_ggml_backend_sched_graph_compute_async(ggml_backend_sched_t s
                                                           ggml_cgraph *        graph) {
     const bool watched = csb::hooks() & csb::WATCH;
     if (watched) {
-        ggml_backend_sched_set_eval_callback(sched, on_node, sched);
+        csb::watch_nodes(sched, true);
     }
     const ggml_status status = traced(sched, graph);
     if (watched) {
-        ggml_backend_sched_set_eval_callback(sched, nullptr, nullptr);
+        csb::watch_nodes(sched, false);
     }
     return status;
 }

@@ -6,6 +6,7 @@
 #include "hooks.hpp"
 
 struct ggml_cgraph;
+struct ggml_backend_sched;
 
 namespace csb {
 
@@ -19,5 +20,7 @@ drained take_events();
 // Those events by the graph's nodes, as an array of csb_context_trace_take's "kernels". Returns the
 // most threads that a kernel had.
 int describe_kernels(json & j, ggml_cgraph * graph);
+
+void watch_nodes(ggml_backend_sched * sched, bool on); // by the current watcher
 
 } // namespace csb

@@ -43,6 +43,19 @@ def nodes_of(call: dict[str, Any]) -> list[Node]:
     return rows
 
 
+def device_kernels_of(call: dict[str, Any]) -> tuple[dict[str, int], str | None, int]:
+    """What ran on CUDA devices in a call: ({kernel: launches} in order of first run, why they are
+    not observable, records that were lost). Where one ubatch is not observable, the call is not."""
+    counts: dict[str, int] = {}
+    why_not = None
+    for ubatch in call["ubatches"]:
+        why_not = why_not or ubatch.get("device_not_observable")
+        for event in ubatch.get("device_kernels", []):
+            counts[event["kernel"]] = counts.get(event["kernel"], 0) + event["count"]
+    lost = sum(ubatch.get("device_lost", 0) for ubatch in call["ubatches"])
+    return ({} if why_not else counts), why_not, lost
+
+
 def observed(calls: list[dict[str, Any]]) -> dict[str, Any] | None:
     """{"n_threads": as a kernel saw them, "kernels": {name: nodes it ran for}} of recorded calls of
     one shape; None where no kernel could be observed."""

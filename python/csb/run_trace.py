@@ -25,7 +25,8 @@ def run_trace(
     without: Sequence[str] = (),
 ) -> dict[str, Any]:
     """One traced call for each row count, each beside an untraced one. `perturbed` is true where
-    their logits differ in a bit; `complete` is false where the recorded text did not fit."""
+    their logits differ in a bit; `complete` is false where the recorded text did not fit or CUPTI
+    dropped records of kernels."""
     with open_session(model, context) as session, kernels.without(*without):
         tokens = resolve(prompt, session.model).tokens
         n_batch, n_ctx = session.context.value("n_batch"), session.context.value("n_ctx_seq")

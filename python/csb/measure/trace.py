@@ -11,12 +11,15 @@ import numpy as np
 
 from csb import kernels
 from csb.measure.memory import Memory, same_bits
-from csb.nodes import nodes_of
+from csb.nodes import device_kernels_of, nodes_of
 
 
 @dataclass
 class TracedCall:
-    """One call of `rows` tokens. perturbed: its logits' bits are not the untraced call's."""
+    """One call of `rows` tokens. perturbed: its logits' bits are not the untraced call's. lost:
+    ubatches that did not fit and kernel records that CUPTI dropped. device_kernels: launches on
+    CUDA devices in order of first run, each {"kernel", "count"}; device_not_observable: why there
+    are none though nodes ran there."""
 
     rows: int
     n_ubatches: int
@@ -24,6 +27,8 @@ class TracedCall:
     lost: int
     perturbed: bool
     nodes: list[dict[str, Any]]
+    device_kernels: list[dict[str, Any]]
+    device_not_observable: str | None
 
 
 def trace_rows(memory: Memory, prompt: Sequence[int], rows: Sequence[int]) -> list[TracedCall]:
@@ -43,13 +48,16 @@ def _trace(memory: Memory, inputs: Sequence[int], start: int) -> TracedCall:
     with memory.context.trace() as t:
         memory.block(inputs, start, traced)
     (call,) = t.calls
+    launches, why_not, lost = device_kernels_of(call)
     return TracedCall(
         rows=len(inputs),
         n_ubatches=len(call["ubatches"]),
         n_splits=sum(u["n_splits"] for u in call["ubatches"]),
-        lost=t.lost,
+        lost=t.lost + lost,
         perturbed=not same_bits(plain, traced),
         nodes=nodes_of(call),
+        device_kernels=[{"kernel": name, "count": n} for name, n in launches.items()],
+        device_not_observable=why_not,
     )
 
 

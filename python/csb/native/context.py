@@ -147,8 +147,9 @@ class Context(Handle):
         return out
 
     def trace(self, *, graph: bool = True, kernels: bool = True) -> Trace:
-        """Records every decode inside a `with` block: nodes in execution order (graph) and the CPU
-        kernels that ran for each (kernels). UnsupportedError if this build has no hooks."""
+        """Records every decode inside a `with` block: nodes in execution order (graph), the CPU
+        kernels that ran for each and the CUDA kernels of each ubatch (kernels). UnsupportedError if
+        this build has no hooks."""
         return Trace(self, graph, kernels)
 
     def watch(

@@ -7,6 +7,8 @@ import json
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from csb.native.cupti import name_wheel
+
 if TYPE_CHECKING:
     from csb.native.context import Context
 
@@ -27,6 +29,7 @@ class Trace:
         self.lost = 0
 
     def __enter__(self) -> Trace:
+        name_wheel()
         self._lib.csb_context_trace(self._context.pointer, *self._what, self._limit)
         return self
 

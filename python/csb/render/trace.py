@@ -10,6 +10,8 @@ from csb.render.table import columns
 from csb.render.text import harmless
 
 Record = dict[str, Any]
+UNSEEN = "not observable"
+BELOW = "kernels below"  # of a device, whose records know the call but not the node
 GLANCE = (*PRODUCTS, "FLASH_ATTN_EXT", "SOFT_MAX", "RMS_NORM", "NORM")
 
 
@@ -21,7 +23,12 @@ def render(record: Record, nodes: bool = False, diff: bool = False) -> str:
         body = [line for line in body if line[0]]
     heads = ["", "op", "what", "type", "m x k", "nodes", *(_rows(n) for n in rows)]
     lines += columns([heads, *(["*" if d else "", *cells] for d, *cells in body)])
-    lines += _foot(record, body, nodes)
+    launches = list(_launches(record))
+    if launches:
+        shown = [line for line in launches if line[0] or not diff]
+        heads = ["", "kernel on the devices", *(_rows(n) for n in rows)]
+        lines += columns([heads, *(["*" if d else "", *cells] for d, *cells in shown)])
+    lines += _foot(record, body, nodes, launches)
     return "\n".join(lines) + "\n"
 
 
@@ -37,10 +44,20 @@ def _rows(n: int) -> str:
     return "1 row (GEMV)" if n == 1 else f"{n} rows (GEMM)"
 
 
-def _kernels(found: set[str], backend: str | None) -> str:
+def _kernels(found: set[str], backend: str | None, call: Record) -> str:
     if found:
         return "+".join(sorted(found))
-    return "" if backend == "CPU" else "not observable"
+    if (backend or "").startswith("CUDA") and call["device_kernels"]:
+        return BELOW
+    return "" if backend == "CPU" else UNSEEN
+
+
+def _launches(record: Record) -> Iterator[tuple[Any, ...]]:
+    """(differs, kernel, launches at each row count ...) of what ran on devices."""
+    counts = [{k["kernel"]: k["count"] for k in call["device_kernels"]} for call in record["calls"]]
+    for name in dict.fromkeys(name for one in counts for name in one):
+        found = [one.get(name, 0) for one in counts]
+        yield len(set(found)) > 1, harmless(name), *(str(n) for n in found)
 
 
 def _groups(record: Record) -> Iterator[tuple[Any, ...]]:
@@ -58,7 +75,8 @@ def _groups(record: Record) -> Iterator[tuple[Any, ...]]:
             entry["kernels"] |= set(node["kernels"])
             entry["backend"] = node["backend"]
     for (op, what, kind, shape), entries in found.items():
-        shown = [_kernels(e["kernels"], e["backend"]) for e in entries]
+        calls = zip(entries, record["calls"], strict=True)
+        shown = [_kernels(e["kernels"], e["backend"], c) if e["n"] else "-" for e, c in calls]
         yield len(set(shown)) > 1, op, what, kind, shape, str(entries[0]["n"]), *shown
 
 
@@ -71,7 +89,8 @@ def _nodes(record: Record) -> Iterator[tuple[Any, ...]]:
     for nth, node in _occurrences(record["calls"][0]["nodes"]):
         key = (node["ubatch"], node["op"], node["name"], nth)
         same = [o.get(key) for o in others]
-        shown = [_kernels(set(s["kernels"]), s["backend"]) if s else "-" for s in same]
+        calls = zip(same, record["calls"], strict=True)
+        shown = [_kernels(set(s["kernels"]), s["backend"], c) if s else "-" for s, c in calls]
         shape = f"{node['m']}x{node['k']}" if "m" in node else ""
         name = harmless(node["name"])
         yield len(set(shown)) > 1, node["op"], name, node["type"], shape, "1", *shown
@@ -86,10 +105,20 @@ def _occurrences(nodes: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, A
         yield seen[key], node
 
 
-def _foot(record: Record, body: list[tuple[Any, ...]], nodes: bool) -> Iterator[str]:
-    differ = sum(line[0] for line in body)
+def _foot(
+    record: Record, body: list[tuple[Any, ...]], nodes: bool, launches: list[tuple[Any, ...]]
+) -> Iterator[str]:
+    for why in dict.fromkeys(call["device_not_observable"] for call in record["calls"]):
+        if why:
+            yield f"kernels on CUDA are not observable: {harmless(why)}"
     what = "nodes" if nodes else "groups"
-    yield f"csb: kernels differ between row counts in {differ} of {len(body)} {what}; " + (
+    seen = [line for line in body if not set(line[-len(record["rows"]) :]) <= {UNSEEN, BELOW}]
+    differ = f"{sum(line[0] for line in seen)} of {len(seen)} {what}"
+    if len(seen) < len(body):
+        differ += f" ({len(body) - len(seen)} not observable one by one)"
+    if launches:
+        differ += f" and {sum(line[0] for line in launches)} of {len(launches)} device kernels"
+    yield f"csb: kernels differ between row counts in {differ}; " + (
         "tracing CHANGED the logits: this trace is not valid"
         if record["perturbed"]
         else "the traced calls have the untraced calls' bits"
