@@ -155,18 +155,18 @@ CSB_API int32_t csb_quantize_rows(const char * type, int64_t n_rows, int64_t n_p
 // Kernel switches hold.
 //
 // out_json: {"device", "buffers": [a name for each source, null: none], "kernels": as in
-// csb_context_trace_take, null where this build or device can't observe them}.
+// csb_context_trace_take, null with observe 0 or where this build or device can't observe them}.
 //
 // CSB_ERROR_ARGUMENT: an unknown op, type or device, shapes, strides or parameters that do not fit
 // together, a size that is not the span's, a capacity other than the output's size.
 // CSB_ERROR_UNSUPPORTED: an op that csb has no checks for, types the op does not take, or the device
 // says no. CSB_ERROR_MEMORY: the device has no room. CSB_ERROR_COMPUTE: the device failed.
 CSB_API int32_t csb_op_run(const char * op, const char * device, int32_t n_threads, int32_t repack,
-                           const int32_t * op_params, const char * out_type, const int64_t * out_ne,
-                           int32_t n_sources, const char * const * types, const int64_t * ne,
-                           const int64_t * nb, const void * const * data, const int64_t * sizes,
-                           const int8_t * is_weight, int64_t capacity, uint8_t * out_bytes,
-                           const char ** out_json);
+                           int32_t observe, const int32_t * op_params, const char * out_type,
+                           const int64_t * out_ne, int32_t n_sources, const char * const * types,
+                           const int64_t * ne, const int64_t * nb, const void * const * data,
+                           const int64_t * sizes, const int8_t * is_weight, int64_t capacity,
+                           uint8_t * out_bytes, const char ** out_json);
 
 // ---- context --------------------------------------------------------------------------------
 

@@ -141,35 +141,34 @@ ggml_backend_ptr open_backend(ggml_backend_dev_t device, int32_t n_threads) {
     return backend;
 }
 
-// Computes the graph with the hooks in force; the kernels that ran as JSON.
-void compute(ggml_backend_dev_t device, ggml_backend_t backend, ggml_cgraph * graph,
-             csb::json & j) {
-    const bool observed =
-        csb::hooks_built() && ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+// Computes the graph, kernel switches in force; the kernels that ran as JSON, null: not observed.
+void compute(ggml_backend_t backend, ggml_cgraph * graph, bool observe, csb::json & j) {
     csb::trace kernels;
     kernels.flags = csb::RECORD_KERNELS;
-    const csb::hooks_hold hold(observed ? &kernels : nullptr);
-    if (ggml_backend_graph_compute(backend, graph) != GGML_STATUS_SUCCESS) {
-        throw error(CSB_ERROR_COMPUTE, "the device could not compute the op");
-    }
+    const csb::hooks_hold hold(observe ? &kernels : nullptr);
+    const ggml_status     status = ggml_backend_graph_compute(backend, graph);
     j.key("kernels");
 #ifdef CSB_HOOKS
-    if (observed) {
-        csb::describe_kernels(j, graph);
-        return;
-    }
+    if (observe) {
+        csb::describe_kernels(j, graph); // also after a failure: the events end here
+    } else
 #endif
-    j.value(static_cast<const char *>(nullptr));
+    {
+        j.value(static_cast<const char *>(nullptr));
+    }
+    if (status != GGML_STATUS_SUCCESS) {
+        throw error(CSB_ERROR_COMPUTE, "the device could not compute the op");
+    }
 }
 
 } // namespace
 
 int32_t csb_op_run(const char * op, const char * device_name, int32_t n_threads, int32_t repack,
-                   const int32_t * op_params, const char * out_type, const int64_t * out_ne,
-                   int32_t n_sources, const char * const * types, const int64_t * ne,
-                   const int64_t * nb, const void * const * data, const int64_t * sizes,
-                   const int8_t * is_weight, int64_t capacity, uint8_t * out_bytes,
-                   const char ** out_json) {
+                   int32_t observe, const int32_t * op_params, const char * out_type,
+                   const int64_t * out_ne, int32_t n_sources, const char * const * types,
+                   const int64_t * ne, const int64_t * nb, const void * const * data,
+                   const int64_t * sizes, const int8_t * is_weight, int64_t capacity,
+                   uint8_t * out_bytes, const char ** out_json) {
     return csb::guarded([&] {
         csb::check(n_threads >= 1 && n_threads <= GGML_MAX_N_THREADS, "n_threads", n_threads,
                    "must be from 1 to 512");
@@ -246,7 +245,9 @@ int32_t csb_op_run(const char * op, const char * device_name, int32_t n_threads,
         const ggml_backend_ptr backend = open_backend(device, n_threads);
         ggml_cgraph *          graph = ggml_new_graph_custom(others.get(), GGML_MAX_SRC + 1, false);
         ggml_build_forward_expand(graph, node);
-        compute(device, backend.get(), graph, j);
+        const bool observable =
+            csb::hooks_built() && ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        compute(backend.get(), graph, observe && observable, j);
         ggml_backend_tensor_get(node, out_bytes, 0, ggml_nbytes(node));
         *out_json = csb::keep_text(j.close('}').str());
         return CSB_OK;

@@ -407,7 +407,7 @@ struct op_call { // a product of [32, 8] and [32, n], n rows of 8
     int32_t                   threads = 2, n = 2;
 
     int32_t run(int32_t repack = 1) {
-        return csb_op_run(op, device, threads, repack, params.data(), out_type, out_ne.data(), n,
+        return csb_op_run(op, device, threads, repack, 1, params.data(), out_type, out_ne.data(), n,
                           types.data(), ne.data(), nb.data(), data.data(), sizes.data(),
                           weight.data(), static_cast<int64_t>(out.size()), out.data(), &json);
     }

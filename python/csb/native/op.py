@@ -36,9 +36,9 @@ class Source:
 class OpResult:
     """What an op computed.
 
-    values: the output, ne in numpy's order (the row's length last); bytes where numpy has no such
-    type. events: what the hooks saw, as csb_context_trace_take's "kernels"; None: not observable
-    in this build or on this device. buffers: where each source lay (CPU_REPACK: repacked).
+    values: the output, ne in numpy's order (the row's length last); bf16 as uint16. events: what
+    the hooks saw, as csb_context_trace_take's "kernels"; None: not observed, or not observable in
+    this build or on this device. buffers: where each source lay (CPU_REPACK: repacked).
     """
 
     values: npt.NDArray[Any]
@@ -86,11 +86,12 @@ def run_op(
     device: str = "CPU",
     n_threads: int = 1,
     repack: bool = True,
+    observe: bool = True,
 ) -> OpResult:
     """Runs the op as a graph of one node, kernel switches in force.
 
     op_params: up to 16 numbers as ggml keeps them, or their bytes. None among the sources: the op
-    goes without it. Errors: csb_op_run in csrc/csb.h.
+    goes without it. observe: record the kernels that run. Errors: csb_op_run in csrc/csb.h.
     """
     given = [s if s is not None else Source("", (), np.empty(0, np.uint8)) for s in sources]
     n = len(given)
@@ -113,6 +114,7 @@ def run_op(
         checks.text(device, "device"),
         checks.whole(n_threads, "n_threads"),
         int(repack),
+        int(observe),
         _params(op_params),
         checks.text(out_type, "out_type"),
         out,

@@ -106,7 +106,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "csb_op_run": (
         STATUS,
         (
-            *(TEXT, TEXT, c_int32, c_int32, I32),
+            *(TEXT, TEXT, c_int32, c_int32, c_int32, I32),
             *(TEXT, I64),
             *(c_int32, TEXTS, I64, I64, POINTERS, I64, I8),
             *(c_int64, U8, OUT),
