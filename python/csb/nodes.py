@@ -112,6 +112,24 @@ def group_of(node: Node) -> tuple[str, str, str, str]:
     return node["op"], "" if node["op"] not in PRODUCTS else name, kind, ""
 
 
+def groups_of(nodes: Iterable[Node]) -> list[dict[str, Any]]:
+    """A call's nodes by group: {"op", "what", "type", "shape", "nodes", "kernels", "backend"}, with
+    every kernel that ran for one of its nodes. Only products, attention and what has kernels."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for node in nodes:
+        if not node["kernels"] and node["op"] not in (*PRODUCTS, "FLASH_ATTN_EXT"):
+            continue
+        op, what, kind, shape = group_of(node)
+        group = found.setdefault(
+            (op, what, kind, shape),
+            {"op": op, "what": what, "type": kind, "shape": shape, "nodes": 0, "kernels": []},
+        )
+        group["nodes"] += 1
+        group["kernels"] = sorted({*group["kernels"], *node["kernels"]})
+        group["backend"] = node["backend"]
+    return list(found.values())
+
+
 def layer_of(node: Node) -> int | None:
     found = re.match(r"blk\.(\d+)\.", weight_of(node) or "") or re.search(
         r"-(\d+)(?: |$)", node["name"]

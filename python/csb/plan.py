@@ -116,3 +116,66 @@ def windows(prompt: list[int], ar: list[int], width: int, stride: int = 1) -> li
         prefix = len(prompt) + t - 1
         made.append(Window(t, prefix, tuple(text[prefix : prefix + rows]), tuple(ar[t : t + rows])))
     return made
+
+
+@dataclass(frozen=True)
+class WidthsPlan:
+    """A map of the widths whose rows are bit-identical, on a model."""
+
+    model: ModelPlan
+    context: ContextPlan
+    prompts: tuple[PromptPlan, ...] = (PromptPlan(),)
+    widths: tuple[int, ...] = tuple(range(1, 17))
+    places: int = 3
+    without: tuple[str, ...] = ()
+
+    @property
+    def n_gen(self) -> int:
+        """Tokens to generate, so that the places' inputs follow one another."""
+        return self.places * max(self.widths) - 1
+
+    def check(self, n_prompt: int, n_batch: int, n_ctx: int) -> None:
+        """Everything that can be known before the first decode. Raises ArgumentError."""
+        if max(self.widths) > n_batch:
+            raise ArgumentError(
+                f"--widths {max(self.widths)} is more than -b {n_batch}: a block is one decode "
+                "call; give a larger -b"
+            )
+        if n_prompt + self.n_gen > n_ctx:
+            raise ArgumentError(
+                f"{n_prompt} prompt tokens and {self.n_gen} after them, for {self.places} places, "
+                f"are more than the context's {n_ctx}: give a larger -c or fewer --places"
+            )
+
+
+def starts(n_prompt: int, n_text: int, widest: int, places: int) -> list[int]:
+    """Prefix lengths, evenly spread: from the prompt's end on if the text after it suffices."""
+    last = n_text - widest
+    if last < 0:
+        raise ArgumentError(
+            f"prompt and generated text have {n_text} tokens, fewer than the widest call's "
+            f"{widest}: give a longer prompt or smaller --widths"
+        )
+    first = min(n_prompt - 1, max(0, last - (places - 1) * widest))
+    step = (last - first) / max(1, places - 1)
+    return sorted({first + round(i * step) for i in range(places)})
+
+
+@dataclass(frozen=True)
+class OpPlan:
+    """The same map of one op alone, on random numbers."""
+
+    op: str  # mul_mat, flash_attn
+    type: str
+    shape: tuple[int, int] = (512, 2048)  # mul_mat: rows and columns of the weights
+    head_size: int = 64
+    heads: int = 8
+    kv_heads: int = 8
+    cells: tuple[int, ...] = (256, 512, 1024)
+    widths: tuple[int, ...] = tuple(range(1, 17))
+    places: int = 3
+    seed: int = 0
+    device: str = "CPU"
+    n_threads: int = 1
+    repack: bool = True
+    without: tuple[str, ...] = ()

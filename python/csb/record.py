@@ -13,7 +13,7 @@ import numpy as np
 from csb import cells, statistics, verdict
 from csb.errors import FileError
 from csb.measure.compare import Measurement
-from csb.plan import ComparePlan
+from csb.plan import ComparePlan, ModelPlan
 from csb.prompt.resolve import Prompt
 from csb.render.text import harmless
 
@@ -62,24 +62,13 @@ def build(
 
 def head(plan: ComparePlan, prompt: Prompt, provenance: dict[str, Any]) -> Record:
     """What is known before the first decode."""
-    value = {name: p["value"] for name, p in provenance["parameters"].items()}
     return {
         "schema": SCHEMA,
         "prompt": prompt.text,
         "prompt_tokens": prompt.tokens,
         "block_width": plan.width,
         "config": {
-            "model": str(plan.model.path),
-            "model_name": plan.model.name,
-            "flash_attn": value["flash_attn"],
-            "n_gpu_layers": value["n_gpu_layers"],
-            "n_threads": value["n_threads"],
-            "n_threads_batch": value["n_threads_batch"],
-            "n_batch": value["n_batch"],
-            "n_ubatch": value["n_ubatch"],
-            "n_ctx": value["n_ctx"],
-            "type_k": value["type_k"],
-            "type_v": value["type_v"],
+            **settings(plan.model, provenance),
             "n_gen": plan.n_gen,
             "stride": plan.stride,
             "prefix": plan.prefix,
@@ -90,6 +79,24 @@ def head(plan: ComparePlan, prompt: Prompt, provenance: dict[str, Any]) -> Recor
             **prompt.to_json(),
         },
         "provenance": provenance,
+    }
+
+
+def settings(model: ModelPlan, provenance: dict[str, Any]) -> dict[str, Any]:
+    """Model and context as they became."""
+    value = {name: p["value"] for name, p in provenance["parameters"].items()}
+    return {
+        "model": str(model.path),
+        "model_name": model.name,
+        "flash_attn": value["flash_attn"],
+        "n_gpu_layers": value["n_gpu_layers"],
+        "n_threads": value["n_threads"],
+        "n_threads_batch": value["n_threads_batch"],
+        "n_batch": value["n_batch"],
+        "n_ubatch": value["n_ubatch"],
+        "n_ctx": value["n_ctx"],
+        "type_k": value["type_k"],
+        "type_v": value["type_v"],
     }
 
 
@@ -123,7 +130,7 @@ def _pieces(table: cells.Cells, ids: list[int], piece: Callable[[int], bytes]) -
 
 def dumps(record: Record) -> str:
     """One line per element of the long lists: readable, and no longer than need be."""
-    long = {"ar", "cells", "flips"}
+    long = {"ar", "cells", "flips", "places"}
     parts = []
     for key, value in record.items():
         if key in long and value and isinstance(value, list):
@@ -140,17 +147,18 @@ def compact(value: Any) -> str:
     return re.sub("[\ud800-\udfff]", lambda m: f"\\u{ord(m[0]):04x}", text)
 
 
-def load(path: Path) -> Record:
-    """A saved comparison. FileError if it is no JSON, or of another schema or version."""
+def load(path: Path, expected: dict[str, Any] = SCHEMA) -> Record:
+    """A saved record. FileError if it is no JSON, or of another schema or version."""
     try:
         record: Record = json.loads(path.read_text("utf-8"))
         schema = record["schema"]
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{path}: not a record of csb compare") from error
-    if schema != SCHEMA:
+        command = expected["name"].replace(".", " ")
+        raise FileError(f"{path}: not a record of {command}") from error
+    if schema != expected:
         raise FileError(
-            f"{path}: has schema {schema}, this csb reads {SCHEMA['name']} {SCHEMA['version']}"
+            f"{path}: has schema {schema}, this csb reads {expected['name']} {expected['version']}"
         )
     return record

@@ -23,6 +23,7 @@ from csb.render.output import discard, note
 COMMANDS = {
     "compare": "csb.cli.compare",
     "trace": "csb.cli.trace",
+    "widths": "csb.cli.widths",
     "locate": "csb.cli.locate",
     "models": "csb.cli.models",
     "quantize": "csb.cli.quantize",

@@ -87,6 +87,35 @@ class Tokens(click.ParamType):
         return [int(i) for i in text.replace(",", " ").split()]
 
 
+class RowCounts(click.ParamType):
+    """1,2,5 | 1..16 | 1..4,8: numbers of rows from 1 on."""
+
+    name = "N,N|N..N"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        if not isinstance(value, str):
+            return tuple(value)
+        rows: list[int] = []
+        for part in value.split(","):
+            found = re.fullmatch(r"(\d{1,5})(?:\.\.(\d{1,5}))?", part.strip(), re.ASCII)
+            if not found or int(found[1]) < 1 or (found[2] and int(found[2]) < int(found[1])):
+                self.fail(f"{value!r}: must be row counts from 1 on, as 1,2,5 or 1..16", param, ctx)
+            rows += range(int(found[1]), int(found[2] or found[1]) + 1)
+        return tuple(rows)
+
+
+class Shape(click.ParamType):
+    name = "M,K"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
+        if not isinstance(value, str):
+            return (value[0], value[1])
+        parts = value.split(",")
+        if len(parts) != 2 or not all(p.strip().isdecimal() and 0 < int(p) < 10**6 for p in parts):
+            self.fail(f"{value!r}: must be rows and columns, as 512,2048", param, ctx)
+        return int(parts[0]), int(parts[1])
+
+
 class Switches(click.ParamType):
     """Names of kernel switches, joined by commas."""
 

@@ -12,27 +12,12 @@ from csb.exit_codes import Exit
 from csb.render.output import save, say
 
 
-class RowCounts(click.ParamType):
-    name = "N,N"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
-        if not isinstance(value, str):
-            return tuple(value)
-        try:
-            rows = tuple(int(n) for n in value.split(","))
-        except ValueError:
-            rows = ()
-        if not rows or min(rows) < 1:
-            self.fail(f"{value!r}: must be row counts from 1 on, as 1,2,5", param, ctx)
-        return rows
-
-
 @click.command("trace")
 @options.model_options
 @options.context_options
 @options.prompt_options
 @options.count("-W", "--block-width", "width", default=5, help="rows of a block (5)")
-@click.option("--rows", type=RowCounts(), metavar="N,N", help="row counts to trace (1 and W)")
+@click.option("--rows", type=options.RowCounts(), help="row counts to trace (1 and W)")
 @click.option("--nodes", is_flag=True, help="every node, not a line for each group")
 @click.option("--diff", is_flag=True, help="only what differs between the row counts")
 @options.without_option

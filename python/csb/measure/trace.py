@@ -11,6 +11,7 @@ import numpy as np
 
 from csb import kernels
 from csb.measure.memory import Memory, same_bits
+from csb.native.context import Rows
 from csb.nodes import device_kernels_of, nodes_of
 
 
@@ -44,9 +45,17 @@ def _trace(memory: Memory, inputs: Sequence[int], start: int) -> TracedCall:
     plain, traced = (np.empty((len(inputs), memory.context.n_vocab), np.float32) for _ in range(2))
     memory.rewind(start)
     memory.block(inputs, start, plain)
+    call = trace_call(memory, inputs, start, traced)
+    call.perturbed = not same_bits(plain, traced)
+    return call
+
+
+def trace_call(memory: Memory, inputs: Sequence[int], start: int, out: Rows) -> TracedCall:
+    """One traced call at `start`; its logits rows go to out. Whether it is perturbed is for the
+    caller to find out, who has the untraced call's rows."""
     memory.rewind(start)
     with memory.context.trace() as t:
-        memory.block(inputs, start, traced)
+        memory.block(inputs, start, out)
     (call,) = t.calls
     launches, why_not, lost = device_kernels_of(call)
     return TracedCall(
@@ -54,7 +63,7 @@ def _trace(memory: Memory, inputs: Sequence[int], start: int) -> TracedCall:
         n_ubatches=len(call["ubatches"]),
         n_splits=sum(u["n_splits"] for u in call["ubatches"]),
         lost=t.lost + lost,
-        perturbed=not same_bits(plain, traced),
+        perturbed=False,
         nodes=nodes_of(call),
         device_kernels=[{"kernel": name, "count": n} for name, n in launches.items()],
         device_not_observable=why_not,
