@@ -3,6 +3,8 @@ them."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import csb
 import gguf
 import numpy as np
@@ -232,3 +234,31 @@ def test_quantize_rows(kind: str) -> None:
     back = gguf.dequantize(made.reshape(3, -1), which).astype(np.float32)
     step = {"f32": 0, "f16": 2e-3, "bf16": 2e-2, "q8_0": 2e-2}.get(kind, 0.6)
     assert np.abs(back - rows).max() <= step
+
+
+def test_a_call_from_a_file(tmp_path: Path) -> None:
+    """A saved op is run again by the few lines that a reproducer has."""
+    w, x = floats(32, 256), floats(3, 256, seed=1)
+    path = tmp_path / "op.npz"
+    np.savez(
+        path,
+        op="MUL_MAT",
+        op_params=np.zeros(16, np.int32),
+        out_ne=[32, 3, 1, 1],
+        types=["q4_K", "f32"],
+        ne=[[256, 32, 1, 1], [256, 3, 1, 1]],
+        nb=np.zeros((2, 4), np.int64),
+        weight=[True, False],
+        data0=ops.quantize(w, "q4_K"),
+        data1=x,
+    )
+    z = np.load(path)
+    sources = [
+        Source(str(kind), tuple(ne), z[f"data{i}"], tuple(nb), bool(weight))
+        for i, (kind, ne, nb, weight) in enumerate(
+            zip(z["types"], z["ne"], z["nb"], z["weight"], strict=True)
+        )
+    ]
+    made = ops.run(str(z["op"]), sources, tuple(z["out_ne"]), op_params=z["op_params"])
+    expected = ops.mul_mat(w, x, type="q4_K").values
+    assert (made.values.reshape(3, 32).view(np.uint32) == expected.view(np.uint32)).all()

@@ -282,6 +282,14 @@ def test_plot(run: Run, tmp_path: Path) -> None:
         assert path.read_bytes()[: len(magic)] == magic
 
 
+@X86
+@pytest.mark.model
+def test_the_default_model(run: Run, default_model: Path, tmp_path: Path) -> None:
+    given = ("-m", default_model, "-fa", "off", "-t", "1", "--widths", "1..6", "--places", "1")
+    lines, _ = saved(run, tmp_path, *given)
+    assert lines[1] == "rows agree: {1} {2..6}"
+
+
 # ---- what is not valid --------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,9 +143,10 @@ def _fill(into: npt.NDArray[np.int64], values: Sequence[int], name: str) -> None
     if len(values) > 4:
         raise ArgumentError(f"{name} = {tuple(values)}: has more than four dimensions")
     for i, value in enumerate(values):
-        if not -(2**63) <= value < 2**63:
-            raise ArgumentError(f"{name} = {value}: is beyond 64 bits")
-        into[i] = value
+        number = operator.index(value)  # also numpy's, as an npz holds them
+        if not -(2**63) <= number < 2**63:
+            raise ArgumentError(f"{name} = {number}: is beyond 64 bits")
+        into[i] = number
 
 
 def _params(values: Sequence[int] | npt.NDArray[np.int32] | bytes) -> npt.NDArray[np.int32]:
