@@ -263,7 +263,7 @@ def test_a_kernel_seen_nowhere_is_no_unchanged_kernel() -> None:
     ("changes", "said"),
     [
         ({"problems": ["control repeat_equal failed"]}, "NOT valid: control repeat_equal failed"),
-        ({"complete": False}, "interrupted after 1 places"),
+        ({"complete": False}, "interrupted after 1 place"),
     ],
 )
 def test_text_of_no_measurement(changes: dict[str, Any], said: str) -> None:

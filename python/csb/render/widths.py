@@ -133,7 +133,7 @@ def _borders(record: Record, made: WidthMap) -> Iterator[str]:
     if not made.borders:
         yield "no border: no row changes between neighbouring widths"
     for border in made.borders:
-        where = f"at {len(border.places)} of {made.n_places} places"
+        where = f"at {len(border.places)} of {made.n_places} place{'s' * (made.n_places > 1)}"
         most = max(record["places"][i]["steps"][str(border.high)] for i in border.places)
         rows = "row" if len(border.offsets) == 1 else "rows"
         yield (
@@ -198,11 +198,11 @@ def _by_kernels(record: Record) -> Iterator[str]:
 
 
 def _foot(record: Record, n_places: int) -> str:
+    where = f"{n_places} place{'s' * (n_places != 1)}"
     if not record["complete"]:
-        return f"csb: interrupted after {n_places} places"
+        return f"csb: interrupted after {where}"
     if record["problems"]:
         return f"csb: NOT valid: {'; '.join(record['problems'])}"
-    where = f"{n_places} places"
     if record["mode"] == "model":
         prompts = len(record["prompts"])
         where += f" of {prompts} prompt{'s' if prompts > 1 else ''}"
