@@ -16,7 +16,7 @@ class Exit(enum.IntEnum):
 
 MEANING = {
     Exit.DONE: "done; compare: no flip (exact ties alone do not count)",
-    Exit.DIFFERENT: "compare: a flip (see --fail-on); widths --against: changed",
+    Exit.DIFFERENT: "compare: a flip (see --fail-on); widths --against, diff: changed",
     Exit.ERROR: "usage, input, native or internal error: one line says what to do",
     Exit.INVALID: "the measurement is not valid: a control failed, or nothing was compared",
     Exit.INTERRUPTED: "Ctrl-C or SIGTERM; what was measured is saved with complete: false",

@@ -59,17 +59,18 @@ def device_kernels_of(call: dict[str, Any]) -> tuple[dict[str, int], str | None,
 def observed(calls: list[dict[str, Any]]) -> dict[str, Any] | None:
     """{"n_threads": as a kernel saw them, "kernels": {name: nodes it ran for}} of recorded calls of
     one shape; None where no kernel could be observed."""
-    ran: dict[str, set[tuple[int, int]]] = {}
+    ran: dict[tuple[int, int], set[str]] = {}
     n_threads = 0
     for call in calls[:1]:
         for number, ubatch in enumerate(call["ubatches"]):
             n_threads = max(n_threads, ubatch["n_threads"])
             for event in ubatch["kernels"]:
                 if event["accepted"]:
-                    ran.setdefault(event["kernel"], set()).add((number, event["node"]))
+                    ran.setdefault((number, event["node"]), set()).add(event["kernel"])
     if not ran:
         return None
-    return {"n_threads": n_threads, "kernels": {name: len(ran[name]) for name in sorted(ran)}}
+    counts = Counter(name for names in ran.values() for name in specific(names))
+    return {"n_threads": n_threads, "kernels": {name: counts[name] for name in sorted(counts)}}
 
 
 def specific(names: Iterable[str]) -> list[str]:

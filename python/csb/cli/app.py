@@ -25,6 +25,7 @@ COMMANDS = {
     "trace": "csb.cli.trace",
     "widths": "csb.cli.widths",
     "locate": "csb.cli.locate",
+    "diff": "csb.cli.diff",
     "models": "csb.cli.models",
     "quantize": "csb.cli.quantize",
     "bench": "csb.cli.bench",
