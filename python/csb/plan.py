@@ -70,6 +70,7 @@ class ComparePlan:
     decided: float = 2.0
     save_logits: Path | None = None
     without: tuple[str, ...] = ()  # kernel switches, csb.kernels
+    reference: str | None = None  # "cpu": hold both paths against a CPU run in F32
 
     def check(self, n_prompt: int, n_batch: int, n_ctx: int) -> None:
         """Everything that can be known before the first decode. Raises ArgumentError."""

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from csb import cells, kernels, record
+from csb.measure import reference
 from csb.measure.compare import Measurement, Sink, compare
-from csb.measure.session import open_session
+from csb.measure.reference import KeptRows
+from csb.measure.session import Session, open_session
 from csb.measure.trace import switch_effects
 from csb.native import net, worker
 from csb.native.context import Rows
@@ -34,17 +36,25 @@ def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, An
             note(text)
         provenance = session.provenance()
         seconds = {"load": session.load_seconds, "hash": provenance.pop("hash_seconds")}
-        with LogitsFile(plan.save_logits, prompt.tokens) as logits:
+        with (
+            LogitsFile(plan.save_logits, prompt.tokens) as logits,
+            contextlib.closing(KeptRows()) as kept,
+        ):
             with _net(json_path, record.head(plan, prompt, provenance)) as keep, Steps() as steps:
 
                 def sink(window: Window, table: cells.Cells, single: Rows, block: Rows) -> None:
                     keep(window, table, single, block)
                     logits.add(window, single, block)
+                    if plan.reference:
+                        kept.add(window, table, single, block)
 
                 measured = _interruptible(
                     lambda: compare(memory, plan, prompt.tokens, session.quantized, steps, sink),
                     session.context.cancel,
                 )
+                distances = None
+                if plan.reference and measured.stopped is None:
+                    distances = _reference(plan, session, prompt.tokens, measured, kept, steps)
             if plan.without and measured.stopped is None:
                 ran = [*prompt.tokens, *measured.trajectory.ids][: -plan.width or None]
                 provenance["switch_effects"] = worker.run(
@@ -52,10 +62,30 @@ def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, An
                     session.context.cancel,
                 )
             made = record.build(plan, prompt, provenance, measured, _piece(session.model), seconds)
+            if distances is not None:
+                made["reference"] = distances.to_json()
             if json_path is not None:
                 save(record.dumps(made), json_path)
     _raise_error(measured)
     return made
+
+
+def _reference(
+    plan: ComparePlan,
+    session: Session,
+    prompt: list[int],
+    measured: Measurement,
+    kept: KeptRows,
+    steps: Steps,
+) -> reference.Distances | None:
+    """None where it was interrupted: what was measured before is saved all the same."""
+    text = prompt + measured.trajectory.ids
+    try:
+        n_params = session.model.info["n_params"]
+        return reference.measure(plan, n_params, text, len(prompt), kept, steps)
+    except KeyboardInterrupt as interrupt:
+        measured.stopped = interrupt
+        return None
 
 
 def _interruptible(work: Callable[[], Measurement], cancel: Callable[[], None]) -> Measurement:

@@ -57,6 +57,11 @@ from csb.render.output import say
     metavar="FILE.npz",
     help="save every logits row of both paths",
 )
+@click.option(
+    "--reference",
+    type=click.Choice(["cpu"]),
+    help="also hold both paths against a CPU run of the same tokens in F32",
+)
 @options.without_option
 @options.json_option
 def command(fail_on: str, full: bool, json_path: str | None, **given: Any) -> int:

@@ -124,6 +124,8 @@ def _more(record: Record) -> Iterator[str]:
         f"{record['config']['temperature']:g}; mean NLL block - single "
         f"{_number(s['mean_nll_difference'], '+.3g')} nats"
     )
+    if reference := record.get("reference"):
+        yield _reference(reference)
     for name, n in record["provenance"].get("switch_effects", {}).items():
         said = f"changes the kernels of {n} nodes" if n else "had NO effect on the kernels that ran"
         yield f"without {name}: {said}"
@@ -167,6 +169,17 @@ def _prefix(p: Record) -> str:
     if p["short_from"] is not None:
         text += f"; the last call was shorter, from position {p['short_from']} on"
     return text
+
+
+def _reference(found: Record) -> str:
+    """RMS distances over the vocabulary."""
+    at = {name: _number(value, ".4g") for name, value in found["medians"].items()}
+    return (
+        f"against a CPU run in F32: RMS over the vocabulary, medians of {found['n']} cells: single "
+        f"{at['single_reference']}, block {at['block_reference']}, from each other "
+        f"{at['single_block']}; nearer to each other than to it in "
+        f"{_share(found['n_nearer_to_each_other'], found['n'])}"
+    )
 
 
 def _kernels(paths: Record) -> str:
