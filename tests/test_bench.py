@@ -23,6 +23,7 @@ def test_bench(tiny_model: TinyModel, capsys: pytest.CaptureFixture[str]) -> Non
     record = json.loads(capsys.readouterr().out)
     rows = {row["method"]: row for row in record["methods"]}
     assert list(rows) == list(METHODS)
+    assert record["n_ar"] == record["n_gen"] == 6
     for name in ("reprefill", "shared", "auto"):
         row = rows[name]
         assert row["same_bits"] is True

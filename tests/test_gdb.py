@@ -30,6 +30,7 @@ from gdb_child import VOCABULARY, Calls
 from test_hooks import X86
 
 pytestmark = [
+    pytest.mark.hooks,
     pytest.mark.native,
     X86,
     pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed"),

@@ -19,7 +19,7 @@ from csb.native.library import _processor_features, build_info, library, quantiz
 from csb.nodes import nodes_of, weight_of
 from test_seed import by_csb, settings, tokens
 
-pytestmark = pytest.mark.native
+pytestmark = [pytest.mark.native, pytest.mark.hooks]
 
 AVX2 = "avx2" in (_processor_features() or set()) and "avx2" in build_info()["cpu_features"]
 X86 = pytest.mark.skipif(not AVX2, reason="the kernels' table is of x86 with AVX2")
@@ -74,6 +74,12 @@ CASES = {
     ("q4_k_s", True): repacked("q4_K_8x8_q8_K"),
     ("q6_k", True): rows_of({f"{VEC}q6_K_q8_K"}, {f"{VEC}q6_K_q8_K"}, TILED),
 }
+# What is never repacked on x86 has the same kernels either way; a mixture has those of its types.
+CASES |= {(kind, False): CASES[kind, True] for kind in ("f32", "f16", "bf16", "q4_1", "q6_k")}
+CASES |= {
+    ("q4_k_m", repack): {n: CASES["q4_k_s", repack][n] | CASES["q6_k", repack][n] for n in ROWS}
+    for repack in (True, False)
+}
 
 
 @X86
@@ -84,7 +90,7 @@ def test_kernels_by_type_and_rows(
     path = tiny_model("llama", "f32", n_layer=1)
     if kind != "f32":
         path = tmp_path / "pure.gguf"
-        quantize(tiny_model("llama", "f32", n_layer=1), path, kind, pure=True)
+        quantize(tiny_model("llama", "f32", n_layer=1), path, kind, pure=kind != "q4_k_m")
     assert products(path, ROWS, repack, flash_attn="off") == CASES[kind, repack]
 
 

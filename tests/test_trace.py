@@ -10,7 +10,7 @@ from conftest import TinyModel
 from csb.exit_codes import Exit
 from process import Run
 
-pytestmark = pytest.mark.native
+pytestmark = [pytest.mark.native, pytest.mark.hooks]
 
 IDS = ("--tokens", "1,2,3,4,5", "-c", "256", "-t", "1", "-fa", "off")
 

@@ -47,6 +47,7 @@ def run_bench(
         "schema": SCHEMA,
         "prompt_tokens": prompt.tokens,
         "n_gen": plan.n_gen,
+        "n_ar": 1 + max(t + j for t, j, *_ in seen["seed"][0].cells),  # the text may end before
         "block_width": plan.width,
         "runs": runs,
         "methods": rows,

@@ -67,7 +67,9 @@ class Tokens(click.ParamType):
         except FileError as error:
             self.fail(str(error), param, ctx)
         except OSError as error:
-            self.fail(f"{value}: {error.strerror}", param, ctx)
+            self.fail(
+                f"{value}: neither token ids, as 1,2,3, nor a file: {error.strerror}", param, ctx
+            )
         except ValueError:
             ids = None
         if not isinstance(ids, list) or any(type(i) is not int for i in ids):

@@ -34,8 +34,9 @@ def render_bench(record: dict[str, Any]) -> str:
 
 
 def _lines(record: dict[str, Any]) -> Iterator[str]:
+    ended = "" if record["n_ar"] == record["n_gen"] else f" (ended after {record['n_ar']})"
     yield (
-        f"{len(record['prompt_tokens'])} prompt tokens, n={record['n_gen']}, "
+        f"{len(record['prompt_tokens'])} prompt tokens, n={record['n_gen']}{ended}, "
         f"W={record['block_width']}, medians of {record['runs']} interleaved runs"
     )
     yield (
