@@ -6,7 +6,6 @@ import contextlib
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -53,12 +52,7 @@ class LogitsFile:
                 f"--save-logits {harmless(str(self._path))}: {error.strerror}"
             ) from error
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._zip is not None:
             with self._errors():
                 self._zip.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from csb.native.cupti import name_wheel
@@ -33,12 +32,7 @@ class Trace:
         self._lib.csb_context_trace(self._context.pointer, *self._what, self._limit)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         text, lost = ctypes.c_char_p(), ctypes.c_int64()
         pointer = self._context.pointer
         self._lib.csb_context_trace_take(pointer, ctypes.byref(text), ctypes.byref(lost))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 
 
 class Steps:
@@ -40,11 +39,6 @@ class Steps:
             self._tasks[step] = self._bar.add_task(step, total=total or None)
         self._bar.update(self._tasks[step], completed=done, total=total or None)  # type: ignore[arg-type]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.stop()
