@@ -77,6 +77,13 @@ foreach(_hook graph=CSB_HOOKS kernels=CSB_HOOKS cupti=CSB_HAS_CUPTI)
 endforeach()
 _set(cupti_api "${CSB_CUPTI_API}")
 
+string(JSON _build SET "${_build}" cuda_libraries "[]")
+set(_n 0)
+foreach(_library ${CSB_CUDA_LIBRARIES})
+    string(JSON _build SET "${_build}" cuda_libraries ${_n} "\"${_library}\"")
+    math(EXPR _n "${_n} + 1")
+endforeach()
+
 file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/_build.json CONTENT "${_build}\n")
 file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/build_info.h
     CONTENT "static const char CSB_BUILD_INFO[] = R\"json(${_build})json\";\n")

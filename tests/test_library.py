@@ -27,7 +27,7 @@ def fresh(monkeypatch):
 @pytest.fixture
 def package(fresh, tmp_path):
     """A stand-in for the installed package's folder, with a build for no processor feature."""
-    (tmp_path / "_build.json").write_text(json.dumps({"cpu_features": []}))
+    (tmp_path / "_build.json").write_text(json.dumps({"cpu_features": [], "cuda_libraries": []}))
     fresh.setattr(native, "_package_file", lambda name: tmp_path / name)
     return tmp_path
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import csb
+from csb.native.devices import missing
 from csb.native.library import build_info, system_info
 
 # Environment variables that change what llama.cpp, its backends or their threads compute.
@@ -32,6 +33,7 @@ def environment() -> dict[str, Any]:
         "csb": csb.__version__,
         "build": build_info(),
         "system": system_info(),
+        "missing_devices": missing(),
         "switches": switches(),
         "python": platform.python_version(),
         "platform": platform.platform(),

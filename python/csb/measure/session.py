@@ -13,6 +13,7 @@ from csb.errors import ArgumentError
 from csb.measure.memory import Memory
 from csb.models.hashing import sha256_file
 from csb.native.context import Context
+from csb.native.devices import missing
 from csb.native.library import system_info
 from csb.native.model import Model
 from csb.plan import ContextPlan, ModelPlan
@@ -103,9 +104,9 @@ def check_devices(devices: str | None) -> None:
         known = [d["name"] for d in system_info()["devices"]]
         for name in devices.split(","):
             if name not in known:
+                here = f"here are {', '.join(known)} (or none)"
                 raise ArgumentError(
-                    f"-dev {devices}: there is no device {name}; here are {', '.join(known)} "
-                    "(or none)"
+                    f"-dev {devices}: there is no device {name}; {'; '.join([here, *missing()])}"
                 )
 
 

@@ -1,11 +1,11 @@
-"""Where a pip-installed CUPTI lies: the loader does not look into Python's packages."""
+"""Names a pip-installed CUPTI to libcsb, which opens CUPTI by itself."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
+from csb.native import wheels
 from csb.native.library import build_info
 
 
@@ -19,10 +19,4 @@ def name_wheel() -> None:
 
 def installed(api: int) -> Path | None:
     """The library of the wheel nvidia-cuda-cupti for the CUDA of this CUPTI_API_VERSION."""
-    spec = importlib.util.find_spec("nvidia")
-    folders = spec.submodule_search_locations if spec else None
-    major = api // 10000 if api >= 130000 else 12
-    for folder in folders or ():
-        for path in sorted(Path(folder).glob(f"*/lib/libcupti.so.{major}")):
-            return path
-    return None
+    return wheels.library(f"libcupti.so.{api // 10000 if api >= 130000 else 12}")

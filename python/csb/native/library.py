@@ -102,6 +102,10 @@ def load(path: Path) -> ctypes.CDLL:
     check_processor()
     # llama.cpp would start a debugger to print a backtrace; csb's own net prints one line.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    if libraries := build_info()["cuda_libraries"]:
+        from csb.native.cuda import preload
+
+        preload(libraries)
     try:
         lib = ctypes.CDLL(str(path))
     except OSError as error:

@@ -32,6 +32,7 @@ def render_info(info: dict[str, Any]) -> str:
             )
             for d in system["devices"]
         ),
+        *(("missing", line) for line in info["missing_devices"]),
         ("hooks", ", ".join(hooks) or "none in this build"),
         ("switches", " ".join(f"{k}={v}" for k, v in info["switches"].items()) or "none set"),
         ("python", f"{info['python']} on {info['platform']}"),
