@@ -77,6 +77,8 @@ foreach(_hook graph=CSB_HOOKS kernels=CSB_HOOKS cupti=CSB_HAS_CUPTI)
 endforeach()
 _set(cupti_api "${CSB_CUPTI_API}")
 
+_set(cuda "${CSB_CUDA_VERSION}")
+_set(cuda_architectures "${CSB_CUDA_ARCHITECTURES}")
 string(JSON _build SET "${_build}" cuda_libraries "[]")
 set(_n 0)
 foreach(_library ${CSB_CUDA_LIBRARIES})

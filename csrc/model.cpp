@@ -93,6 +93,7 @@ int32_t csb_model_open(const char * path, int32_t n_options, const char * const 
         options.finish();
         csb::check_file(file);
 
+        ggml_backend_dev_count(); // a backend that finds no device logs that, once: no cause of ours
         csb::last_log_error();
         std::shared_ptr<llama_model> model(llama_model_load_from_file(file.c_str(), params),
                                            csb_model::deleter());

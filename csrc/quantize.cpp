@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cmath>
 
+#include "ggml-backend.h"
 #include "guard.hpp"
 #include "llama.h"
 #include "op.hpp"
@@ -130,6 +131,7 @@ int32_t csb_quantize(const char * in_path, const char * out_path, const char * t
             in.st_ino == out.st_ino) { // it would be emptied while it is being read
             csb::bad_argument(std::string("out_path = ") + out_path + ": is in_path");
         }
+        ggml_backend_dev_count(); // a backend that finds no device logs that, once: no cause of ours
         csb::last_log_error();
         if (llama_model_quantize(in_path, out_path, &params) != 0) {
             const std::string why = csb::last_log_error();

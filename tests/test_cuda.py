@@ -255,4 +255,7 @@ def test_info_and_record_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "missing", lambda: [MISSING])
     info: dict[str, Any] = provenance.environment()
     assert info["missing_devices"] == [MISSING]
-    assert f"missing:         {MISSING}\n" in render_info(info)
+    info["build"] = info["build"] | {"cuda": "13.0.88", "cuda_architectures": "80 90"}
+    text = render_info(info)
+    assert f"missing:         {MISSING}\n" in text
+    assert "CUDA:            13.0.88, for 80 90\n" in text

@@ -1,7 +1,7 @@
 # CUDA's toolkit for ggml's CUDA backend: the system's, or NVIDIA's wheels in the Python that builds;
 # cuBLAS also from its wheel where a toolkit lacks it, since nvcc often comes alone. Sets
-# CSB_CUBLAS_HEADERS, and CSB_CUDA_LIBRARIES: what libcsb is linked with and what is opened before it
-# (no path of this machine is written into it).
+# CSB_CUBLAS_HEADERS; CSB_CUDA_LIBRARIES, what libcsb is linked with and what is opened before it (no
+# path of this machine is written into it); CSB_CUDA_VERSION and CSB_CUDA_ARCHITECTURES.
 
 set(CSB_CUBLAS_INCLUDE_DIR "" CACHE PATH
     "folder of cublas_v2.h; empty: CUDA's toolkit, then the wheel nvidia-cublas")
@@ -105,6 +105,7 @@ function(_csb_find_cuda)
     endif()
     message(STATUS "csb: CUDA ${CUDAToolkit_VERSION}, cuBLAS ${CUDA_cublas_LIBRARY}")
     set(CSB_CUDA_LIBRARIES ${linked} PARENT_SCOPE)
+    set(CSB_CUDA_VERSION ${CUDAToolkit_VERSION} PARENT_SCOPE)
 endfunction()
 
 # After ggml is configured: without a device its own choice would be nvcc's oldest architecture, and
@@ -115,4 +116,6 @@ function(_csb_check_cuda_architectures)
         message(FATAL_ERROR "csb: this machine has no CUDA device to build for: name the compute "
             "capability, as in -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90 for 9.0")
     endif()
+    string(REPLACE ";" " " architectures "${architectures}")
+    set(CSB_CUDA_ARCHITECTURES "${architectures}" PARENT_SCOPE)
 endfunction()

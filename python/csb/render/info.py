@@ -12,6 +12,7 @@ def render_info(info: dict[str, Any]) -> str:
     options = _in_force(build["options"])
     on = sorted(k for k, v in options.items() if v == "ON")
     other = {k: v for k, v in sorted(options.items()) if v not in ("ON", "OFF", "")}
+    cuda = build["cuda"]
     hooks = [name for name, there in build["hooks"].items() if there]
     lines = [
         ("csb", info["csb"]),
@@ -22,6 +23,7 @@ def render_info(info: dict[str, Any]) -> str:
         ("GGML options", " ".join(f"{k}={v}" for k, v in other.items())),
         ("built for", " ".join(build["cpu_features"])),
         *([("AMX", f"left out: {build['amx_left_out']}")] if build["amx_left_out"] else []),
+        *([("CUDA", f"{cuda}, for {build['cuda_architectures']}")] if cuda else []),
         ("llama.cpp sees", system["system_info"]),
         ("processor", f"{info['processor']['name']}, {info['processor']['physical_cores']} cores"),
         *(
