@@ -68,8 +68,10 @@ int32_t csb_context_open(csb_model * model, int32_t n_options, const char * cons
         handle->context.reset(llama_init_from_model(handle->model.get(), params));
         if (!handle->context) {
             const std::string why = csb::last_log_error();
-            throw error(CSB_ERROR_UNSUPPORTED, "llama.cpp can't make this context" +
-                                                   (why.empty() ? std::string() : ": " + why));
+            const bool no_room = why.find("allocate") != why.npos;
+            throw error(no_room ? CSB_ERROR_DEVICE : CSB_ERROR_UNSUPPORTED,
+                        "llama.cpp can't make this context" +
+                            (why.empty() ? std::string() : ": " + why));
         }
         if (!llama_get_memory(handle->context.get())) {
             throw error(CSB_ERROR_UNSUPPORTED, "the model keeps no memory: it is no decoder");
@@ -106,6 +108,17 @@ int32_t csb_context_describe(csb_context * handle, const char ** out_json) {
         j.open('{').pair("name", "memory").pair("value", csb::memory_class(context));
         j.pair("source", "library").close('}');
         *out_json = csb::keep_text(j.close(']').str());
+        return CSB_OK;
+    });
+}
+
+int32_t csb_context_offload(csb_context * handle, const char ** out_json) {
+    return csb::guarded([&] {
+        csb::check_ptr(out_json, "out_json");
+        const csb::use c(handle);
+        csb::json      j;
+        csb::describe_offload(c.llama(), j);
+        *out_json = csb::keep_text(j.str());
         return CSB_OK;
     });
 }

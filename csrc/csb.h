@@ -49,6 +49,7 @@ enum csb_status {
     CSB_ERROR_UNSUPPORTED = -12, // this model, memory or build can't do that; nothing was done
     CSB_ERROR_MEMORY      = -13, // out of memory in csb itself
     CSB_ERROR_INTERNAL    = -14, // an exception nobody expected
+    CSB_ERROR_DEVICE      = -15, // a device or a server that does not answer, or has no room
 };
 
 typedef struct csb_model   csb_model;
@@ -69,6 +70,14 @@ CSB_API int32_t csb_library_build(const char ** out_json);
 // "backend", "memory_free", "memory_total"}]}. Memory in bytes.
 CSB_API int32_t csb_library_system(const char ** out_json);
 
+// Adds the devices of one of llama.cpp's RPC servers ("host:port", IPv4) to this process, for good:
+// csb_library_system lists them from then on, as RPC0, RPC1 ... in the order of adding. One
+// connection is held until the process ends, because a server serves one client at a time. A server
+// that was added before is left as it is.
+// CSB_ERROR_ARGUMENT: no address. CSB_ERROR_UNSUPPORTED: a build without RPC. CSB_ERROR_DEVICE: no
+// such host, no answer within timeout_ms, no RPC server, or one of another protocol.
+CSB_API int32_t csb_library_add_rpc(const char * server, int32_t timeout_ms);
+
 // llama.cpp's log from `level` up (1 debug, 2 info, 3 warning, 4 error; 5 nothing) goes to stderr.
 // At any level a call's first error line is kept for csb_error_message. At start: 5.
 CSB_API int32_t csb_library_set_log_level(int32_t level);
@@ -84,6 +93,10 @@ CSB_API int32_t csb_net_arm(const char * path, const char * head, const char * t
 CSB_API int32_t csb_net_append(const char * part); // nothing where none is armed
 CSB_API int32_t csb_net_disarm(void);
 
+// Ends the process as an abort does, with this exit code and line: for a caller whose call into
+// this library on another thread does not come back. Does not return.
+CSB_API int32_t csb_net_leave(int32_t code, const char * message);
+
 // Aborts on a new thread as a lost device would: for the tests of the net. Does not return.
 CSB_API int32_t csb_net_test(const char * message);
 
@@ -95,6 +108,7 @@ CSB_API int32_t csb_net_test(const char * message);
 // check_tensors (0|1).
 // CSB_ERROR_FILE: missing, no regular file, empty, no GGUF, cut short, damaged, vocabulary only.
 // CSB_ERROR_UNSUPPORTED: an architecture llama.cpp does not know, or no causal decoder.
+// CSB_ERROR_DEVICE: a device has no room for the weights.
 CSB_API int32_t csb_model_open(const char * path, int32_t n_options, const char * const * keys,
                                const char * const * values, csb_model ** out_model);
 CSB_API void    csb_model_close(csb_model * model);
@@ -170,7 +184,8 @@ CSB_API int32_t csb_op_run(const char * op, const char * device, int32_t n_threa
 
 // ---- context --------------------------------------------------------------------------------
 
-// CSB_ERROR_UNSUPPORTED: llama.cpp can't make this context of this model, and why.
+// CSB_ERROR_UNSUPPORTED: llama.cpp can't make this context of this model, and why. CSB_ERROR_DEVICE:
+// a device has no room for its memory or its graphs.
 // Options: n_ctx (0: the model's), n_batch, n_ubatch, n_seq_max, n_threads, n_threads_batch,
 // flash_attn (on|off|auto), type_k, type_v (f32|f16|bf16|q8_0|q5_1|q5_0|q4_1|q4_0|iq4_nl),
 // offload_kqv, op_offload, swa_full, kv_unified (0|1), rope_freq_base, rope_freq_scale.
@@ -181,6 +196,12 @@ CSB_API void    csb_context_close(csb_context * context);
 // [{"name", "value", "source"}]: what every parameter became. source is "getter" (a public getter
 // of llama.h) or "library" (the library's own structures). Also "memory": the memory's class.
 CSB_API int32_t csb_context_describe(csb_context * context, const char ** out_json);
+
+// What lies and runs where: {"backends": [names, in the scheduler's order], "layers": [a device for
+// each], "output": a device, "buffers": [{"name", "device", "host": true|false, "model", "memory",
+// "compute"}]}. Bytes of weights, of the memory and of a graph's values in each kind of buffer;
+// host: in this machine's own memory.
+CSB_API int32_t csb_context_offload(csb_context * context, const char ** out_json);
 
 // One llama_decode, waited for. n_tokens entries each of tokens, positions, seq_ids and outputs
 // (1: this token's logits row is wanted). Checked first: 1 <= n_tokens <= n_batch, ids inside the

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "llama-context.h"
+#include "llama-ext.h"
 #include "llama-kv-cache-iswa.h"
 #include "llama-kv-cache.h"
 #include "llama-memory-hybrid-iswa.h"
@@ -15,6 +16,23 @@ namespace {
 
 template <typename T> void parameter(csb::json & j, const char * name, T value) {
     j.open('{').pair("name", name).pair("value", value).pair("source", "library").close('}');
+}
+
+bool offloads(ggml_backend_dev_t device) {
+    return device && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
+const char * split_mode_name(llama_split_mode mode) {
+    switch (mode) {
+    case LLAMA_SPLIT_MODE_NONE:
+        return "none";
+    case LLAMA_SPLIT_MODE_LAYER:
+        return "layer";
+    case LLAMA_SPLIT_MODE_ROW:
+        return "row";
+    default:
+        return "other";
+    }
 }
 
 struct caches {
@@ -54,6 +72,13 @@ caches find_caches(const llama_context * context) {
 namespace csb {
 
 void describe_internal_parameters(const llama_context * context, json & j) {
+    const llama_model & model = context->get_model();
+    int n_offloaded = offloads(model.dev_output());
+    for (uint32_t i = 0; i < model.hparams.n_layer(); i++) {
+        n_offloaded += offloads(model.dev_layer(static_cast<int>(i)));
+    }
+    parameter(j, "n_gpu_layers", n_offloaded); // the output counts as one, as in what was asked
+    parameter(j, "split_mode", split_mode_name(model.split_mode()));
     const llama_cparams & c = context->get_cparams();
     parameter(j, "flash_attn", c.flash_attn);
     parameter(j, "offload_kqv", c.offload_kqv);
@@ -76,6 +101,45 @@ void describe_internal_parameters(const llama_context * context, json & j) {
         parameter(j, "swa_full", found.window->get_size() == found.base->get_size());
         parameter(j, "swa_cells", found.window->get_size());
     }
+}
+
+void describe_offload(const llama_context * context, json & j) {
+    const llama_model &        model   = context->get_model();
+    const ggml_backend_sched_t sched   = context->get_sched();
+    auto                       name_of = [](ggml_backend_dev_t device) {
+        return device ? ggml_backend_dev_name(device) : nullptr;
+    };
+    j.open('{').key("backends").open('[');
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); i++) {
+        j.value(ggml_backend_name(ggml_backend_sched_get_backend(sched, i)));
+    }
+    j.close(']').key("layers").open('[');
+    for (uint32_t i = 0; i < model.hparams.n_layer(); i++) {
+        j.value(name_of(model.dev_layer(static_cast<int>(i))));
+    }
+    j.close(']').pair("output", name_of(model.dev_output())).key("buffers").open('[');
+    std::map<std::string, std::pair<ggml_backend_buffer_type_t, llama_memory_breakdown_data>> kinds;
+    for (const auto & [type, bytes] : llama_get_memory_breakdown(context)) {
+        auto & kind = kinds[ggml_backend_buft_name(type)]; // one device may have two of a name
+        kind.first  = type;
+        kind.second.model += bytes.model;
+        kind.second.context += bytes.context;
+        kind.second.compute += bytes.compute;
+    }
+    for (const auto & [name, kind] : kinds) {
+        const auto & [type, bytes] = kind;
+        if (bytes.total() > 0) {
+            const bool         host   = ggml_backend_buft_is_host(type);
+            ggml_backend_dev_t device = ggml_backend_buft_get_device(type);
+            if (!device && host) { // the CPU's own names none
+                device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+            }
+            j.open('{').pair("name", name).pair("device", name_of(device));
+            j.pair("host", host).pair("model", bytes.model);
+            j.pair("memory", bytes.context).pair("compute", bytes.compute).close('}');
+        }
+    }
+    j.close(']').close('}');
 }
 
 const char * memory_class(const llama_context * context) {

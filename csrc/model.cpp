@@ -102,6 +102,7 @@ int32_t csb_model_open(const char * path, int32_t n_options, const char * const 
             auto              is  = [&](const char * text) { return why.find(text) != why.npos; };
             const int32_t     status = is("unknown model architecture") ? CSB_ERROR_UNSUPPORTED
                                        : is("value for main_gpu")       ? CSB_ERROR_ARGUMENT
+                                       : is("allocate")                 ? CSB_ERROR_DEVICE
                                                                         : CSB_ERROR_FILE;
             throw error(status,
                         file + ": llama.cpp can't load it" + (why.empty() ? "" : ": " + why));

@@ -49,10 +49,11 @@ bool write_record() {
            write_all(fd, tail.data(), tail.size());
 }
 
-void say(const char * reason, const char * where) { // in one write, so that no line gets between
+// In one write, so that no line gets between.
+void say(const char * what, const char * reason, const char * where) {
     char       line[4096];
     const char end[] = "\n";
-    int        n     = std::snprintf(line, sizeof(line) - 1, "csb: llama.cpp aborted: %.*s",
+    int        n     = std::snprintf(line, sizeof(line) - 1, "csb: %s%.*s", what,
                                      static_cast<int>(std::strcspn(reason, end)), reason);
     if (where && n < static_cast<int>(sizeof(line))) {
         n += std::snprintf(line + n, sizeof(line) - 1 - static_cast<size_t>(n),
@@ -66,7 +67,7 @@ void say(const char * reason, const char * where) { // in one write, so that no 
     (void) write_all(2, line, static_cast<size_t>(n) + 1);
 }
 
-void leave(const char * reason) {
+[[noreturn]] void leave(int code, const char * what, const char * reason) {
     static std::atomic_flag leaving = ATOMIC_FLAG_INIT;
     while (leaving.test_and_set()) { // several threads may fail at once: one line is enough
         ::pause();
@@ -78,12 +79,16 @@ void leave(const char * reason) {
         locked = mutex.try_lock();
     }
     const bool saved = locked && armed && write_record();
-    say(reason, !saved ? nullptr : path == "-" ? "the output" : path.c_str());
-    _exit(2);
+    say(what, reason, !saved ? nullptr : path == "-" ? "the output" : path.c_str());
+    _exit(code);
+}
+
+void on_abort(const char * reason) {
+    leave(2, "llama.cpp aborted: ", reason);
 }
 
 void on_terminate() {
-    leave("an exception left llama.cpp");
+    on_abort("an exception left llama.cpp");
 }
 
 } // namespace
@@ -91,7 +96,7 @@ void on_terminate() {
 namespace csb {
 
 void net_install() {
-    ggml_set_abort_callback(leave);
+    ggml_set_abort_callback(on_abort);
     std::set_terminate(on_terminate);
 }
 
@@ -131,6 +136,13 @@ int32_t csb_net_disarm(void) {
         body.clear();
         body.shrink_to_fit();
         return CSB_OK;
+    });
+}
+
+int32_t csb_net_leave(int32_t code, const char * reason) {
+    return csb::guarded([&]() -> int32_t {
+        csb::check_ptr(reason, "message");
+        leave(code, "", reason);
     });
 }
 

@@ -17,6 +17,7 @@ from conftest import TinyModel
 from csb import record
 from csb.cli import app
 from csb.exit_codes import MEANING
+from csb.native.library import build_info
 from csb.render.compare import render
 from process import SHORT, Run, Saved, child
 
@@ -323,3 +324,12 @@ def test_every_part_of_a_split_model_is_hashed(
     assert [f["sha256"] for f in files] == [
         hashlib.sha256(p.read_bytes()).hexdigest() for p in parts
     ]
+
+
+@pytest.mark.native
+def test_rpc_needs_a_build_with_it(run: Run, tiny_model: TinyModel) -> None:
+    if build_info()["options"].get("GGML_RPC") == "ON":
+        pytest.skip("this build has RPC: tests/test_backend_rpc.py")
+    done = run("-m", tiny_model(n_layer=1), *SHORT, "--rpc", "127.0.0.1:50052")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "csb: this build has no RPC: build csb with -C cmake.define.GGML_RPC=ON\n"

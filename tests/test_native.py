@@ -480,3 +480,17 @@ def test_a_state_longer_than_the_context_is_refused(open_context):
         short.restore(long.save())
     assert short.bounds() == (-1, -1)
     short.decode([1], 0)
+
+
+def test_offload_says_where_everything_lies(open_context):
+    """On the CPU alone; devices have tests of their own."""
+    context = open_context(n_ctx=256)
+    info, offload = context.model.info, context.offload
+    assert offload["backends"][-1] == "CPU"
+    assert (offload["layers"], offload["output"]) == (["CPU"] * info["n_layer"], "CPU")
+    assert all(b["host"] and b["device"] == "CPU" for b in offload["buffers"])
+    assert sum(b["model"] for b in offload["buffers"]) >= info["size"]
+    keys_and_values = 2 * info["n_layer"] * 256 * 2 * 64 * 2  # 2 heads of 64 numbers of 16 bits
+    assert sum(b["memory"] for b in offload["buffers"]) == keys_and_values
+    assert sum(b["compute"] for b in offload["buffers"]) > 0
+    assert (context.value("n_gpu_layers"), context.value("split_mode")) == (0, "layer")

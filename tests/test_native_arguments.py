@@ -200,13 +200,16 @@ def test_handles_that_are_not_open(model, context):
         lambda lib, m, c: lib.csb_model_token_is_eog(m, 1, None),
         lambda lib, m, c: lib.csb_context_open(m, 1, None, None, ctypes.byref(ctypes.c_void_p())),
         lambda lib, m, c: lib.csb_context_describe(c, None),
+        lambda lib, m, c: lib.csb_context_offload(c, None),
         lambda lib, m, c: lib.csb_context_seq_rm(c, 0, 0, 1, None),
         lambda lib, m, c: lib.csb_context_seq_bounds(c, 0, None, None),
         lambda lib, m, c: lib.csb_context_decode_time(c, None, None),
         lambda lib, m, c: lib.csb_context_state_size(c, 0, 0, None),
         lambda lib, m, c: lib.csb_quantize(b"a", None, b"f16", 0, 0),
         lambda lib, m, c: lib.csb_net_append(None),
+        lambda lib, m, c: lib.csb_net_leave(2, None),
         lambda lib, m, c: lib.csb_library_build(None),
+        lambda lib, m, c: lib.csb_library_add_rpc(None, 1),
     ],
 )
 def test_null_pointers(model, context, call):

@@ -166,6 +166,31 @@ def test_an_abort_during_a_decode_on_another_thread(tiny_model, tmp_path):
     assert json.loads((tmp_path / "r").read_text()) == RECORD
 
 
+# -- a native call that does not come back ------------------------------------------------------
+
+
+def test_leaving_writes_the_record_and_takes_the_code(tmp_path):
+    done = child(ARM + "net.leave(130, 'gone\\nand more')", tmp_path / "r")
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == f"csb: gone; what was measured so far is in {tmp_path / 'r'}\n"
+    assert json.loads((tmp_path / "r").read_text()) == RECORD
+
+
+def test_an_interrupt_does_not_wait_for_ever(tmp_path):
+    """As the command line does it; without `stuck` the wait would go on."""
+    script = """
+    from csb.native import worker
+    worker.GRACE = 0.3
+    worker.stuck = lambda: net.leave(130, "interrupted")
+    soon(0.2, interrupt)
+    worker.run(lambda: time.sleep(30), lambda: None)
+    """
+    done = child(ARM + textwrap.dedent(script), tmp_path / "r", timeout=20)
+    assert done.returncode == 130
+    assert done.stderr == f"csb: interrupted; what was measured so far is in {tmp_path / 'r'}\n"
+    assert json.loads((tmp_path / "r").read_text()) == RECORD
+
+
 # -- Ctrl-C and cancel ------------------------------------------------------------------------
 
 # 8192 tokens with F32 flash attention on one thread take seconds, each ubatch's node little.

@@ -18,10 +18,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from csb.native.context import Context as Context
     from csb.native.model import Model as Model
+    from csb.native.rpc import add_rpc as add_rpc
 
 __version__ = "0.1.0"
 
-_LAZY = {"Model": "csb.native.model", "Context": "csb.native.context"}
+_LAZY = {
+    "Model": "csb.native.model",
+    "Context": "csb.native.context",
+    "add_rpc": "csb.native.rpc",
+}
 _MODULES = ("kernels", "errors", "ops")
 
 

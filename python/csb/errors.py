@@ -19,6 +19,10 @@ class UnsupportedError(CsbError):
     """This model, memory or build can't do that; nothing was done."""
 
 
+class DeviceError(CsbError):
+    """A device or a server that does not answer, or has no room; nothing was done."""
+
+
 class DecodeError(CsbError):
     """llama_decode failed. `status` is its own code: 1 no slot, -1 batch, -2 memory, -3 compute.
 

@@ -24,6 +24,7 @@ class ModelPlan:
     split_mode: str | None = None
     main_gpu: int | None = None
     tensor_split: str | None = None
+    rpc: str | None = None  # servers whose devices are added
     repack: bool = True
     mmap: bool = True
 

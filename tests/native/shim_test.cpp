@@ -96,6 +96,8 @@ void library() {
     CHECK(std::strstr(text, "\"devices\""));
     BAD(csb_library_set_log_level(0));
     BAD(csb_library_build(nullptr));
+    BAD(csb_library_add_rpc(nullptr, 1000));
+    BAD(csb_library_add_rpc("127.0.0.1:1", 0));
     // a message belongs to the thread that failed
     std::string other;
     std::thread([&] { other = csb_error_message(); }).join();
@@ -474,6 +476,7 @@ void net() {
     OK(csb_net_disarm());
     BAD(csb_net_arm(nullptr, "", ""));
     BAD(csb_net_append(nullptr));
+    BAD(csb_net_leave(2, nullptr));
 }
 
 } // namespace

@@ -84,6 +84,11 @@ foreach(_target llama ggml ggml-base ggml-cpu)
     endif()
 endforeach()
 
+# llama.cpp's RPC server for the other machine, as it is: tools/rpc.
+if(GGML_RPC AND EXISTS ${CSB_LLAMA_DIR}/tools/rpc/CMakeLists.txt)
+    add_subdirectory(${CSB_LLAMA_DIR}/tools/rpc ${CMAKE_BINARY_DIR}/llama.cpp/rpc EXCLUDE_FROM_ALL)
+endif()
+
 # GCC's _tile_loadconfig tells the compiler that it reads 8 of the configuration's 64 bytes, so the
 # stores of the others are dropped and the first AMX product faults (llama.cpp pull request 26954).
 # With such a compiler AMX is left out, and the build's record says so.

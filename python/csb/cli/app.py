@@ -17,6 +17,7 @@ import click
 import csb
 from csb.errors import CsbError, InvalidMeasurement
 from csb.exit_codes import Exit, help_text
+from csb.native import worker
 from csb.render.output import discard, note
 
 # name: module and its click command, imported only when asked for
@@ -99,6 +100,12 @@ def _signals() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+def _leave() -> NoReturn:
+    from csb.native import net
+
+    net.leave(Exit.INTERRUPTED, "interrupted; a device or server did not come back")
+
+
 def _run(arguments: list[str] | None) -> int:
     try:
         result = app.main(args=arguments, prog_name="csb", standalone_mode=False)
@@ -134,8 +141,12 @@ def _run(arguments: list[str] | None) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
-    with _signals():
-        code = _run(arguments)
+    worker.stuck = _leave
+    try:
+        with _signals():
+            code = _run(arguments)
+    finally:
+        worker.stuck = None
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:  # closed by whoever started csb

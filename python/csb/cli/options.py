@@ -184,6 +184,7 @@ model_options = _stack(
         help="the device with -sm none",
     ),
     click.option("-ts", "--tensor-split", metavar="N,N", help="each device's share of the model"),
+    click.option("--rpc", metavar="HOST:PORT,..", help="llama.cpp's RPC servers as devices"),
     click.option("--repack/--no-repack", default=True, help="repack quantized weights (on)"),
     click.option("--mmap/--no-mmap", default=True, help="map the file into memory (on)"),
 )
@@ -238,14 +239,16 @@ def model_plan(options: dict[str, Any]) -> ModelPlan:
     layers = options["n_gpu_layers"]
     if layers != 0 and options["devices"] != "none":
         _say_what_is_missing()
+    has_device = options["rpc"] is not None or _has_device()
     return ModelPlan(
         path=Path(path),
         name=name,
-        n_gpu_layers=layers if layers is not None else (-1 if _has_device() else 0),
+        n_gpu_layers=layers if layers is not None else (-1 if has_device else 0),
         devices=options["devices"],
         split_mode=options["split_mode"],
         main_gpu=options["main_gpu"],
         tensor_split=options["tensor_split"],
+        rpc=options["rpc"],
         repack=options["repack"],
         mmap=options["mmap"],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -12,10 +13,13 @@ from csb import kernels
 from csb.errors import ArgumentError
 from csb.measure.memory import Memory
 from csb.models.hashing import sha256_file
+from csb.native import worker
 from csb.native.context import Context
 from csb.native.devices import missing
+from csb.native.handle import Handle
 from csb.native.library import system_info
 from csb.native.model import Model
+from csb.native.rpc import add_rpc
 from csb.plan import ContextPlan, ModelPlan
 from csb.provenance import environment
 
@@ -53,10 +57,9 @@ class Session:
         """Every parameter with the value it became and where that was read: a public getter, the
         library's own structures, or `asked` where neither tells."""
         asked = {
-            "n_gpu_layers": self.plan.n_gpu_layers,
-            "split_mode": self.plan.split_mode,
             "main_gpu": self.plan.main_gpu,
             "tensor_split": self.plan.tensor_split,
+            "rpc": self.plan.rpc,
             "use_extra_bufts": self.plan.repack,
             "use_mmap": self.plan.mmap,
             "swa_full": self.asked.swa_full,
@@ -94,6 +97,7 @@ class Session:
                 },
             },
             "parameters": self.parameters(),
+            "offload": self.context.offload,
             "hash_seconds": time.perf_counter() - begin,
         }
 
@@ -116,19 +120,42 @@ def _context(model: Model, plan: ContextPlan) -> Context:
 
 @contextlib.contextmanager
 def open_session(model_plan: ModelPlan, context_plan: ContextPlan) -> Iterator[Session]:
-    check_devices(model_plan.devices)
     begin = time.perf_counter()
-    with (
-        Model(
-            model_plan.path,
-            n_gpu_layers=model_plan.n_gpu_layers,
-            devices=model_plan.devices,
-            split_mode=model_plan.split_mode,
-            main_gpu=model_plan.main_gpu,
-            tensor_split=model_plan.tensor_split,
-            use_extra_bufts=model_plan.repack,
-            use_mmap=model_plan.mmap,
-        ) as model,
-        _context(model, context_plan) as context,
-    ):
+    model, context = worker.run(lambda: _open(model_plan, context_plan), lambda: None)
+    try:
         yield Session(model, context, model_plan, context_plan, time.perf_counter() - begin)
+    finally:
+        _close(context, model)
+
+
+def _open(plan: ModelPlan, context_plan: ContextPlan) -> tuple[Model, Context]:
+    if plan.rpc is not None:
+        add_rpc(plan.rpc)
+    check_devices(plan.devices)
+    model = Model(
+        plan.path,
+        n_gpu_layers=plan.n_gpu_layers,
+        devices=plan.devices,
+        split_mode=plan.split_mode,
+        main_gpu=plan.main_gpu,
+        tensor_split=plan.tensor_split,
+        use_extra_bufts=plan.repack,
+        use_mmap=plan.mmap,
+    )
+    try:
+        return model, _context(model, context_plan)
+    except BaseException:
+        model.close()
+        raise
+
+
+def _close(*handles: Handle) -> None:
+    """Not waited for without an end: a device that does not answer must not keep the results."""
+
+    def close() -> None:
+        for handle in handles:
+            handle.close()
+
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(worker.GRACE)

@@ -31,8 +31,9 @@ class Context(Handle):
     n_threads, n_threads_batch, flash_attn ("on", "off", "auto"), type_k, type_v (cache types),
     offload_kqv, op_offload, swa_full, kv_unified, rope_freq_base, rope_freq_scale.
 
-    Raises UnsupportedError if llama.cpp can't make it (the text says why), ArgumentError for a bad
-    option. What the options became is in `parameters`. Source: csb_context_open.
+    Raises UnsupportedError if llama.cpp can't make it (the text says why), DeviceError where it has
+    no room, ArgumentError for a bad option. What the options became is in `parameters`. Source:
+    csb_context_open.
     """
 
     def __init__(
@@ -90,6 +91,16 @@ class Context(Handle):
             p["name"]: {"value": p["value"], "source": p["source"]}
             for p in json.loads(text.value or b"[]")
         }
+
+    @functools.cached_property
+    def offload(self) -> dict[str, Any]:
+        """What lies and runs where: {"backends", "layers": a device for each, "output", "buffers":
+        [{"name", "device", "host", "model", "memory", "compute"}], sizes in bytes}. Source:
+        csb_context_offload."""
+        text = ctypes.c_char_p()
+        self._lib.csb_context_offload(self.pointer, ctypes.byref(text))
+        found: dict[str, Any] = json.loads(text.value or b"{}")
+        return found
 
     def value(self, parameter: str) -> Any:
         return self.parameters[parameter]["value"]

@@ -21,6 +21,7 @@ from csb.errors import (
     CancelledError,
     CsbError,
     DecodeError,
+    DeviceError,
     FileError,
     LibraryError,
     UnsupportedError,
@@ -89,6 +90,8 @@ def _error(status: int, message: str) -> CsbError:
             return FileError(message)
         case Status.ERROR_UNSUPPORTED:
             return UnsupportedError(message)
+        case Status.ERROR_DEVICE:
+            return DeviceError(message)
         case Status.CANCELLED:
             return CancelledError(message)
         case Status.NO_SLOT | Status.ERROR_BATCH | Status.ERROR_ALLOCATION | Status.ERROR_COMPUTE:

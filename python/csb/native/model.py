@@ -27,8 +27,8 @@ class Model(Handle):
     joined by commas), use_extra_bufts (repacked weights), use_mmap, check_tensors. library_file:
     another libcsb than the installed one, for this model and what is made from it.
 
-    Raises FileError (missing, no GGUF, cut short), UnsupportedError (no decoder),
-    ArgumentError (a bad option). Source: csb_model_open.
+    Raises FileError (missing, no GGUF, cut short), UnsupportedError (no decoder), DeviceError (no
+    room for the weights), ArgumentError (a bad option). Source: csb_model_open.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 from csb.native.checks import text
 from csb.native.library import library
@@ -17,6 +18,13 @@ def arm(path: str, head: str, tail: str) -> None:
 
 def append(part: str) -> None:
     library().csb_net_append(text(part, "part"))
+
+
+def leave(code: int, message: str) -> NoReturn:
+    """Ends the process as an abort does, with this exit code and line: for a native call on another
+    thread that does not come back."""
+    library().csb_net_leave(code, text(message, "message"))
+    raise AssertionError  # it does not return
 
 
 def disarm() -> None:

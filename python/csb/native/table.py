@@ -23,6 +23,7 @@ class Status(enum.IntEnum):
     ERROR_UNSUPPORTED = -12
     ERROR_MEMORY = -13
     ERROR_INTERNAL = -14
+    ERROR_DEVICE = -15
 
 
 class Row(enum.IntEnum):
@@ -87,10 +88,12 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "csb_error_message": (c_char_p, ()),
     "csb_library_build": (STATUS, (OUT,)),
     "csb_library_system": (STATUS, (OUT,)),
+    "csb_library_add_rpc": (STATUS, (TEXT, c_int32)),
     "csb_library_set_log_level": (STATUS, (c_int32,)),
     "csb_net_arm": (STATUS, (TEXT, TEXT, TEXT)),
     "csb_net_append": (STATUS, (TEXT,)),
     "csb_net_disarm": (STATUS, ()),
+    "csb_net_leave": (STATUS, (c_int32, TEXT)),
     "csb_net_test": (STATUS, (TEXT,)),
     "csb_model_open": (STATUS, (TEXT, *OPTIONS, OUT)),
     "csb_model_close": (None, (HANDLE,)),
@@ -115,6 +118,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "csb_context_open": (STATUS, (HANDLE, *OPTIONS, OUT)),
     "csb_context_close": (None, (HANDLE,)),
     "csb_context_describe": (STATUS, (HANDLE, OUT)),
+    "csb_context_offload": (STATUS, (HANDLE, OUT)),
     "csb_context_decode": (STATUS, (HANDLE, c_int32, I32, I32, I32, I8)),
     "csb_context_steps": (STATUS, (HANDLE, c_int32, I32, c_int32, c_int32, F32)),
     "csb_context_cancel": (STATUS, (HANDLE,)),

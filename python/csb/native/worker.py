@@ -10,10 +10,17 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+GRACE = 10.0  # seconds that a device has to come back after an interrupt
+
+# Called when cancelled work has not ended within GRACE: the command line leaves the process then.
+# Without it the wait goes on.
+stuck: Callable[[], object] | None = None
 
 
 class _Job(Generic[T]):
@@ -41,10 +48,13 @@ class _Job(Generic[T]):
         """Returns when the work has ended, or will never begin."""
         if self.claim.acquire(blocking=False):
             return
+        latest = time.monotonic() + GRACE
         while not self.ended:
             # a second Ctrl-C while we wait changes nothing
             with contextlib.suppress(BaseException):
                 while not self.ended:
+                    if stuck is not None and time.monotonic() > latest:
+                        stuck()
                     cancel()  # again and again: the work may be just about to start
                     self.done.acquire(timeout=0.01)
 

@@ -27,7 +27,10 @@ def render(record: Record, full: bool = False) -> str:
 def _config(record: Record) -> Iterator[str]:
     c, p = record["config"], record["provenance"]
     flash = "on" if c["flash_attn"] else "off"
+    offload = p.get("offload", {})
     devices = p["parameters"]["devices"]["value"] or ["CPU"]
+    helpers = [d["name"] for d in p.get("system", {}).get("devices", []) if d["type"] == "accel"]
+    devices = [*devices, *(b for b in offload.get("backends", []) if b in helpers)]
     name = c["model_name"] or p["model"]["description"]
     yield "--- run config ---"
     yield f"flash_attn: {int(c['flash_attn'])}"
@@ -42,6 +45,26 @@ def _config(record: Record) -> Iterator[str]:
         f"t={c['n_threads']}  W={record['block_width']}"
     )
     yield "------------------"
+
+
+def _devices(provenance: Record) -> Iterator[str]:
+    """What each device holds; nothing where all is in the machine's own memory."""
+    offload = provenance.get("offload")
+    if not offload or all(b["host"] for b in offload["buffers"]):
+        return
+    known = {d["name"]: d for d in provenance["system"]["devices"]}
+    layers = [*offload["layers"], offload["output"]]
+    for name in dict.fromkeys(b["device"] or b["name"] for b in offload["buffers"]):
+        held = [b for b in offload["buffers"] if (b["device"] or b["name"]) == name]
+        sizes = {k: sum(b[k] for b in held) / 2**20 for k in ("model", "memory", "compute")}
+        device = known.get(name, {})
+        about = [device[k] for k in ("description", "driver", "api") if device.get(k)]
+        said = f" ({harmless(', '.join(about))})" if about else ""
+        yield (
+            f"device {name}{said}: "
+            f"{layers.count(name)} of {len(layers)} layers; MiB of weights {sizes['model']:.1f}, "
+            f"memory {sizes['memory']:.1f}, compute {sizes['compute']:.1f}"
+        )
 
 
 def _pairs(record: Record) -> Iterator[str]:
@@ -98,6 +121,7 @@ def _more(record: Record) -> Iterator[str]:
     q = s["quantiles"]
     if (rows := record["config"]["n_ubatch"]) < record["block_width"]:
         yield f"blocks: -ub {rows} splits every block into ubatches of at most {rows} rows"
+    yield from _devices(record["provenance"])
     one_row = f", {s['n_one_row']} one-row cells left out" if s["n_one_row"] else ""
     yield f"compared: {s['n_compared']} cells, {s['n_equal']} of them equal in every bit{one_row}"
     if not s["n_compared"]:
