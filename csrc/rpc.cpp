@@ -60,11 +60,16 @@ address read_address(const std::string & text) {
     return server;
 }
 
+struct handle { // closed also where a constructor throws
+    const int fd;
+    ~handle() { ::close(fd); }
+};
+
 class connection {
   public:
     connection(const address & to, int timeout_ms)
         : server(to), until(steady::now() + std::chrono::milliseconds(timeout_ms)),
-          fd(::socket(AF_INET, SOCK_STREAM, 0)) {
+          open{::socket(AF_INET, SOCK_STREAM, 0)}, fd(open.fd) {
         if (fd < 0 || ::fcntl(fd, F_SETFL, O_NONBLOCK) != 0) {
             refuse(server, std::strerror(errno));
         }
@@ -81,7 +86,6 @@ class connection {
             }
         }
     }
-    ~connection() { ::close(fd); }
     connection(const connection &)             = delete;
     connection & operator=(const connection &) = delete;
 
@@ -135,6 +139,7 @@ class connection {
 
     const address &          server;
     const steady::time_point until;
+    const handle             open;
     const int                fd;
 };
 
