@@ -296,15 +296,16 @@ typedef void (*csb_watcher)(void * user, csb_node * node, int32_t after);
 // From now on the context's decodes are watched (NULL: no longer).
 CSB_API int32_t csb_context_watch(csb_context * context, csb_watcher watcher, void * user);
 
-// {"op", "id", "name", "root", "kind", "type", "block", "block_bytes", "ne", "view", "backend",
-// "op_params", "src": [{"index", "id", "name", ... "ne"}]}. id: one for each tensor of a graph;
-// root: the tensor that it is a view of, else itself; kind: weight, memory (a cache or state) or
-// value (of this graph); block: entries that the type packs together; view: it writes into another
-// tensor.
+// {"op", "id", "name", "root", "kind", "type", "block", "block_bytes", "ne", "nb", "repacked",
+// "view", "backend", "op_params", "src": [{"index", "id", "name", ... "repacked"}]}. id: one for each
+// tensor of a graph; root: the tensor that it is a view of, else itself; kind: weight, memory (a
+// cache or state) or value (of this graph); block: entries that the type packs together; nb: byte
+// strides; repacked: laid out for a kernel of its own; view: it writes into another tensor.
 CSB_API int32_t csb_node_describe(csb_node * node, const char ** out_json);
 
 // Source number `source` of the node (-1: its output): `count` places from `first` on along
 // dimension `dim` (0 is ggml's innermost; -1: everything), packed, in the tensor's type.
+// CSB_ERROR_UNSUPPORTED: a repacked weight's own bytes are gone.
 CSB_API int32_t csb_node_read(csb_node * node, int32_t source, int32_t dim, int64_t first,
                               int64_t count, int64_t capacity, uint8_t * out_bytes);
 // Overwrites the same places. Weights are refused.

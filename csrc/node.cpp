@@ -1,10 +1,12 @@
 // What a watcher can do with a node: read and overwrite what it reads, and run it once more alone.
 #include "node.hpp"
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <vector>
 
+#include "buffers.hpp"
 #include "ggml-cpp.h"
 #include "guard.hpp"
 #include "json.hpp"
@@ -13,13 +15,14 @@ namespace {
 
 using csb::error;
 
-thread_local csb_node * in_hand = nullptr;
+std::atomic<uintptr_t>              numbers{0};
+thread_local const csb::hold_node * in_hand = nullptr;
 
-csb_node & held(csb_node * node) {
-    if (!node || node != in_hand) {
+const csb::hold_node & held(const csb_node * node) {
+    if (!in_hand || node != in_hand->name()) {
         csb::bad_argument("node is not the one that is being watched");
     }
-    return *node;
+    return *in_hand;
 }
 
 // The node's output (-1) or one of its sources.
@@ -30,10 +33,14 @@ ggml_tensor * tensor_of(csb_node * node, int32_t source) {
     return source < 0 ? t : t->src[source];
 }
 
+ggml_backend_buffer_t buffer_of(const ggml_tensor * t) {
+    return t->view_src ? t->view_src->buffer : t->buffer;
+}
+
 // Weights lie in buffers of their own, values of this graph in the scheduler's; what is left is
 // the memory: a cache or a state.
 const char * kind_of(const ggml_tensor * t) {
-    const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+    const ggml_backend_buffer_t buffer = buffer_of(t);
     if (!buffer) {
         return "none";
     }
@@ -56,7 +63,11 @@ void describe_tensor(csb::json & j, const ggml_tensor * t) {
     for (int d = 0; d < GGML_MAX_DIMS; d++) {
         j.value(t->ne[d]);
     }
-    j.close(']');
+    j.close(']').key("nb").open('[');
+    for (int d = 0; d < GGML_MAX_DIMS; d++) {
+        j.value(t->nb[d]);
+    }
+    j.close(']').pair("repacked", buffer_of(t) && csb::is_repacked(buffer_of(t)));
 }
 
 // Some or all of a tensor: `count` places from `first` on along dimension `dim` (-1: everything).
@@ -74,8 +85,8 @@ struct slab {
         csb::check(from >= 0 && count >= 1 && from <= t->ne[dim] - count, "first", from,
                    "these places are not in the tensor");
         const int64_t block = dim == 0 ? ggml_blck_size(t->type) : 1;
-        csb::check(from % block == 0 && count % block == 0, "count", count,
-                   "must be whole blocks of the type");
+        csb::check(from % block == 0, "first", from, "must be whole blocks of the type");
+        csb::check(count % block == 0, "count", count, "must be whole blocks of the type");
         first[dim] = from;
         ne[dim]    = count;
     }
@@ -110,9 +121,13 @@ struct slab {
 class span {
   public:
     explicit span(ggml_tensor * tensor) : t(tensor) {
-        const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+        const ggml_backend_buffer_t buffer = buffer_of(t);
         if (!buffer || !t->data) {
             throw error(CSB_ERROR_UNSUPPORTED, std::string(ggml_get_name(t)) + " has no data");
+        }
+        if (csb::is_repacked(buffer)) {
+            throw error(CSB_ERROR_UNSUPPORTED,
+                        std::string(ggml_get_name(t)) + " is repacked: it can't be read back");
         }
         if (ggml_backend_buffer_is_host(buffer)) {
             data = static_cast<uint8_t *>(t->data);
@@ -137,15 +152,22 @@ class span {
 } // namespace
 
 namespace csb {
-void hold_node(csb_node * node) {
-    in_hand = node;
+
+hold_node::hold_node(ggml_backend_sched_t sched, ggml_tensor * tensor)
+    : sched(sched), tensor(tensor), number(++numbers) {
+    in_hand = this;
 }
+
+hold_node::~hold_node() {
+    in_hand = nullptr;
+}
+
 } // namespace csb
 
 int32_t csb_node_describe(csb_node * node, const char ** out_json) {
     return csb::guarded([&] {
-        const csb_node & n       = held(node);
-        ggml_backend_t   backend = ggml_backend_sched_get_tensor_backend(n.sched, n.tensor);
+        const auto &   n       = held(node);
+        ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(n.sched, n.tensor);
         csb::check_ptr(out_json, "out_json");
         csb::json j;
         j.open('{').pair("op", ggml_op_desc(n.tensor));
@@ -205,7 +227,7 @@ int32_t csb_node_write(csb_node * node, int32_t source, int32_t dim, int64_t fir
 
 int32_t csb_node_rerun(csb_node * node, int64_t capacity, uint8_t * out_bytes) {
     return csb::guarded([&] {
-        const csb_node & n = held(node);
+        const auto & n = held(node);
         csb::check_ptr(out_bytes, "out_bytes");
         csb::check(capacity == static_cast<int64_t>(ggml_nbytes(n.tensor)), "capacity", capacity,
                    "is not the output's size");
@@ -214,10 +236,9 @@ int32_t csb_node_rerun(csb_node * node, int64_t capacity, uint8_t * out_bytes) {
                                                    " writes into another tensor: it is not run "
                                                    "again");
         }
-        ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(n.sched, n.tensor);
-        const ggml_init_params params = {ggml_tensor_overhead() +
-                                             ggml_graph_overhead_custom(1, false),
-                                         nullptr, true};
+        ggml_backend_t         backend = ggml_backend_sched_get_tensor_backend(n.sched, n.tensor);
+        const ggml_init_params params  = {
+            ggml_tensor_overhead() + ggml_graph_overhead_custom(1, false), nullptr, true};
         const ggml_context_ptr context(ggml_init(params));
         if (!backend || !context) {
             throw error(CSB_ERROR_INTERNAL, "the node could not be made again");

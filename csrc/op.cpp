@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "buffers.hpp"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "guard.hpp"
@@ -101,10 +102,7 @@ bool loader_takes(ggml_backend_dev_t device, ggml_backend_buffer_type_t type,
 
 // The buffer type of the device that repacks the product's weight; NULL: none.
 ggml_backend_buffer_type_t repacking(ggml_backend_dev_t device, const ggml_tensor * node) {
-    const auto extra =
-        reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_reg_get_proc_address(
-            ggml_backend_dev_backend_reg(device), "ggml_backend_dev_get_extra_bufts"));
-    ggml_backend_buffer_type_t * types = extra ? extra(device) : nullptr;
+    ggml_backend_buffer_type_t * types = csb::repacking_types(device);
     for (; types && *types; types++) {
         if (loader_takes(device, *types, node)) {
             return *types;

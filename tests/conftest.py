@@ -76,6 +76,14 @@ def default_model() -> Path:
     return command_line.default_model()[0]
 
 
+@pytest.fixture(scope="session")
+def without_hooks() -> Path:
+    """The library that the build links from the same archives without the hooks."""
+    path = Path(__file__).parents[1] / "build/default/csrc/libcsb_without_hooks.so"
+    assert path.exists(), "no build folder here: pip install . in this checkout first"
+    return path
+
+
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]) -> Run:
     """run(*arguments) -> Result: csb in this process, with what native code prints."""

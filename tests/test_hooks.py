@@ -133,14 +133,6 @@ def test_what_does_not_fit_is_reported(tiny_model: TinyModel) -> None:
     assert all(c["ubatches"] == [] for c in trace.calls)
 
 
-@pytest.fixture(scope="module")
-def without_hooks() -> Path:
-    """The library that the build links from the same archives without the hooks."""
-    path = Path(__file__).parents[1] / "build/default/csrc/libcsb_without_hooks.so"
-    assert path.exists(), "no build folder here: pip install . in this checkout first"
-    return path
-
-
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0", "q4_k_m"])
 @pytest.mark.parametrize("flash", ["on", "off"])
 @pytest.mark.parametrize("arch", ["llama", "moe", "lfm2"])

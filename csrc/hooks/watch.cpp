@@ -23,11 +23,9 @@ bool on_node(ggml_tensor * node, bool ask, void * sched) {
     if (!computes(node)) {
         return !ask; // false to a call after it would end the split
     }
-    const csb::watch * watch = csb::current_watch();
-    csb_node           here  = {static_cast<ggml_backend_sched_t>(sched), node};
-    csb::hold_node(&here);
-    watch->watcher(watch->user, &here, !ask);
-    csb::hold_node(nullptr);
+    const csb::watch *   watch = csb::current_watch();
+    const csb::hold_node here(static_cast<ggml_backend_sched_t>(sched), node);
+    watch->watcher(watch->user, here.name(), !ask);
     return true;
 }
 

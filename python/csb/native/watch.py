@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from csb.errors import ArgumentError
+from csb.native.checks import whole
 from csb.native.op import DTYPES as NUMPY
 from csb.native.table import WATCHER
 
@@ -43,23 +45,30 @@ class Node:
         return found
 
     def tensor(self, source: int) -> dict[str, Any]:
-        if source == self.OUTPUT:
-            return self.info
-        return next(s for s in self.info["src"] if s["index"] == source)
+        """Of the source with that number, or of the output."""
+        found: dict[int, dict[str, Any]] = {s["index"]: s for s in self.info["src"]}
+        found[self.OUTPUT] = self.info
+        if source not in found:
+            raise ArgumentError(f"source = {source}: the node has no such source")
+        return found[source]
 
     def read(self, source: int, dim: int = -1, first: int = 0, count: int = 1) -> Values:
         """`count` places from `first` on along ggml's dimension `dim`, or everything (-1)."""
+        places = whole(dim, "dim"), whole(first, "first"), whole(count, "count")
         out = self._empty(source, dim, count)
-        self._lib.csb_node_read(
-            self._pointer, source, dim, first, count, out.nbytes, out.reshape(-1).view(np.uint8)
-        )
+        data = out.reshape(-1).view(np.uint8)
+        self._lib.csb_node_read(self._pointer, source, *places, out.nbytes, data)
         return out
 
     def write(self, values: Values, source: int, dim: int = -1, first: int = 0) -> None:
         """Overwrites those places: as many along `dim` as the values have."""
-        count = values.shape[::-1][dim] if dim >= 0 else 1
+        tensor = self.tensor(source)
+        count = values.shape[::-1][dim] if 0 <= dim < values.ndim else 1
+        if dim == 0 and tensor["type"] not in DTYPES:
+            count = count // tensor["block_bytes"] * tensor["block"]
+        places = whole(dim, "dim"), whole(first, "first"), count
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        self._lib.csb_node_write(self._pointer, source, dim, first, count, data.nbytes, data)
+        self._lib.csb_node_write(self._pointer, source, *places, data.nbytes, data)
 
     def rerun(self) -> Values:
         """The node's output from its sources as they are now; nothing else changes.
@@ -71,8 +80,8 @@ class Node:
     def _empty(self, source: int, dim: int, count: int) -> Values:
         tensor = self.tensor(source)
         ne = list(tensor["ne"])
-        if dim >= 0:
-            ne[dim] = count
+        if 0 <= dim < len(ne):
+            ne[dim] = min(max(0, count), ne[dim])  # the library says what is wrong
         dtype = DTYPES.get(tensor["type"])
         if dtype is None:
             row = ne[0] // tensor["block"] * tensor["block_bytes"]
