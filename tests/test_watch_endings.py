@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,18 @@ from csb.native.library import _library_name, _package_file
 from csb.native.watch import Node
 from csb.nodes import nodes_of
 from test_seed import tokens
-from test_watch import OUT, Everything, W, Watcher, decode, ignore, open_context, seen_at, tensors
+from test_watch import (
+    OUT,
+    Everything,
+    W,
+    Watcher,
+    decode,
+    ignore,
+    infos,
+    open_context,
+    seen_at,
+    tensors,
+)
 
 pytestmark = pytest.mark.native
 
@@ -215,19 +225,25 @@ def test_a_cancel_from_the_watcher(context: csb.Context) -> None:
     assert same_bits(decode(context), plain)
 
 
-def test_ctrl_c(context: csb.Context) -> None:
+def test_ctrl_c(context: csb.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decode ends before its last node; nobody is called afterwards."""
     plain, called = decode(context), []
+    every, cancelled, cancel = len(infos(context)), threading.Event(), context.cancel
+
+    def note() -> None:
+        cancel()
+        cancelled.set()
 
     def before(node: Node) -> None:
         called.append(node.info["name"])
         if len(called) == 5:
             os.kill(os.getpid(), signal.SIGINT)
-        if len(called) >= 5:
-            time.sleep(0.05)  # so that the main thread comes to see it
+            assert cancelled.wait(60)  # the main thread has seen it
 
+    monkeypatch.setattr(context, "cancel", note)
     with pytest.raises(KeyboardInterrupt):
         decode(context, before)
-    assert 5 <= len(called) < 25
+    assert 5 <= len(called) <= 6 < every
     seen = len(called)
     assert same_bits(decode(context), plain)
     assert len(called) == seen

@@ -85,12 +85,22 @@ def creating_groups(nodes: list[Record]) -> list[Record]:
 
 def shares(nodes: list[Record]) -> dict[str, float]:
     """Each region's part of the squared relative differences that nodes create by themselves."""
-    energy = dict.fromkeys(REGIONS, 0.0)
+    by_layer = layer_shares(nodes).values()
+    return {region: math.fsum(layer[region] for layer in by_layer) for region in REGIONS}
+
+
+def layer_shares(nodes: list[Record]) -> dict[int | None, dict[str, float]]:
+    """{layer: {region: its part of the same}}; None is what is outside the layers."""
+    energy: dict[int | None, dict[str, float]] = {}
     for node in nodes:
-        if any(node["created"]) and node["region"] in energy:
-            energy[node["region"]] += node["created_relative"] ** 2
-    total = math.fsum(energy.values())
-    return {region: e / total if total else 0.0 for region, e in energy.items()}
+        regions = energy.setdefault(node["layer"], dict.fromkeys(REGIONS, 0.0))
+        if any(node["created"]) and node["region"] in regions:
+            regions[node["region"]] += node["created_relative"] ** 2
+    total = math.fsum(e for regions in energy.values() for e in regions.values())
+    return {
+        layer: {region: e / total if total else 0.0 for region, e in regions.items()}
+        for layer, regions in energy.items()
+    }
 
 
 def growth(nodes: list[Record]) -> list[Record]:
@@ -106,17 +116,15 @@ def growth(nodes: list[Record]) -> list[Record]:
 
 
 def expert_changes(nodes: list[Record]) -> list[Record]:
-    """Of models with experts the nodes whose chosen ids differ, before any value is compared."""
-    return [
-        {
-            "layer": node["layer"],
-            "node": node["name"],
-            "n_diff": node["n_diff"],
-            "n": node["n_values"],
-        }
-        for node in nodes
-        if node["type"] == "i32" and node["n_diff"]
-    ]
+    """Of models with experts the layers whose chosen ids differ: there other weights multiply, and
+    values tell nothing. `node` is the one that chose."""
+    changes = {}
+    for node in nodes:
+        if node["ids_diff"]:
+            name = node["src"][2]["name"]
+            change = {"node": name, "n_diff": node["ids_diff"], "n": node["n_ids"]}
+            changes[node["layer"], name] = {"layer": node["layer"], **change}
+    return list(changes.values())
 
 
 def conclusion(record: Record) -> str:
@@ -127,7 +135,7 @@ def conclusion(record: Record) -> str:
     if first is None:
         if all(record["equal_rows"]):
             return "single and block have the same bits in every row: nothing to locate"
-        return "no compared node creates the difference: it comes from one that can't be compared"
+        return "no compared node starts the difference: it comes from one that can't be compared"
     single, block = ("+".join(first[k]) or "not observable" for k in KERNELS)
     weight = f", {first['weight']}" if first["weight"] else ""
     return (

@@ -18,13 +18,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from csb.errors import ArgumentError, UnsupportedError
+from csb.errors import ArgumentError, InvalidMeasurement, UnsupportedError
 from csb.measure.capture import Key, Names, SinglePass, Spill, Values, cell_dim
 from csb.measure.memory import Memory, same_bits
 from csb.measure.sources import Cells, Source, TokenRows, Whole, equal_bits, row_of, token_axis
 from csb.native.watch import Node
 from csb.nodes import nodes_of, shape_of
 
+SOURCE = ("name", "type", "ne", "kind", "repacked")  # what is kept of one's description
+IDS = 2  # the source of a product of experts that says which
 PAD = 256  # llama.cpp shows attention its cache in steps of so many cells
 # Ops whose row j reads the rows before it, too.
 SEQUENTIAL = {"SSM_CONV", "SSM_SCAN", "GATED_DELTA_NET", "GATED_LINEAR_ATTN", "RWKV_WKV6"}
@@ -53,6 +55,9 @@ class NodeRows:
     max_abs: float = 0.0
     relative: float = 0.0
     created_relative: float = 0.0  # of what the node makes by itself, the largest of its rows
+    over_cells: bool = False  # rows have an entry for each cell; compared are those they attend to
+    n_ids: int = 0  # of a product of experts: the chosen ids, and those that differ
+    ids_diff: int = 0
     single_kernels: list[str] = field(default_factory=list)
     block_kernels: list[str] = field(default_factory=list)
 
@@ -80,6 +85,9 @@ class Located:
 def check_window(memory: Memory, start: int, width: int) -> None:
     if memory.kind == "sliding_window" and not memory.cuts_back:
         raise UnsupportedError("a sliding-window ring's cells move: locate needs --swa-full")
+    rows = memory.context.value("n_ubatch")
+    if width > rows:
+        raise ArgumentError(f"-ub {rows} splits a block of {width} rows: give a larger -ub")
     if start // PAD != (start + width - 1) // PAD:
         raise ArgumentError(
             f"the window's positions {start}..{start + width - 1} cross a multiple of {PAD}, where "
@@ -112,6 +120,8 @@ def locate(memory: Memory, prefix: Sequence[int], inputs: Sequence[int]) -> Loca
         compared = BlockPass(spill, start, width)
         with memory.context.watch(compared.before, compared.after):
             memory.block(inputs, start, watched_block)
+    if not compared.nodes:
+        raise InvalidMeasurement("none of the block's nodes could be compared")
     for node in compared.nodes:
         node.single_kernels = single_kernels.get(node.key, [])
         node.block_kernels = block_kernels.get(node.key, [])
@@ -159,10 +169,11 @@ def _relative(squares: npt.NDArray[np.float64]) -> float:
 
 def _deciding(info: dict[str, Any]) -> list[dict[str, Any]]:
     """The sources whose values decide about the output's. Weights are the same for both paths, and
-    numbers that choose among this call's rows are not values."""
+    numbers that choose among this call's rows (not among one row's experts) are not values."""
     sources = [s for s in info["src"] if s["kind"] != "weight"]
-    chooses = info["op"] == "GET_ROWS" and sources[0]["kind"] == "value"
-    return sources[:1] if chooses else sources
+    if info["op"] != "GET_ROWS" or sources[0]["kind"] != "value":
+        return sources
+    return sources[:1] if sources[-1]["ne"][1] == 1 else sources
 
 
 def _attends_to_cells(info: dict[str, Any], known: set[int]) -> bool:
@@ -213,9 +224,12 @@ class BlockPass:
             nth=key[2],
             type=info["type"],
             ne=info["ne"],
-            src=[{key: s[key] for key in ("name", "type", "ne", "kind")} for s in info["src"]],
+            src=[{key: s[key] for key in SOURCE} for s in info["src"]],
             backend=info["backend"],
+            over_cells=self._cells,
         )
+        if info["op"] == "MUL_MAT_ID":
+            self._compare_ids(node, now)
         for j in range(self._width):
             changed = [s for s in sources if not s.equal(j)]
             now.inputs_equal.append(not changed)
@@ -243,6 +257,13 @@ class BlockPass:
                 now.created_relative = max(now.created_relative, _relative(squared))
         now.relative = _relative(squares)
         self.nodes.append(now)
+
+    def _compare_ids(self, node: Node, now: NodeRows) -> None:
+        ours, singles = node.read(IDS), self._singles(now.key, "in", IDS)
+        axis = token_axis(singles[0].shape, ours.shape, self._width)
+        assert axis is not None  # else the node is not compared
+        now.n_ids = ours.size
+        now.ids_diff = int(np.count_nonzero(ours != np.concatenate(singles, axis)))
 
     def _row(self, values: Values, j: int) -> Values:
         return self._seen(row_of(values, self._axis, j, self._width), j)
@@ -273,7 +294,8 @@ class BlockPass:
             sequential = node.info["op"] in SEQUENTIAL
             if axis is not None:
                 attends = self._start if source["id"] in self._over_cells else None
-                found.append(TokenRows(at, singles, ours, axis, sequential, attends))
+                sections = node.info["op"] == "ROPE" and at == 1  # four positions of each token
+                found.append(TokenRows(at, singles, ours, axis, sequential, attends, sections))
             elif singles[0].shape == ours.shape:
                 found.append(Whole(at, singles, ours, sequential))
             else:

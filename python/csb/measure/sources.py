@@ -40,7 +40,8 @@ class Source(Protocol):
 
 class TokenRows:
     """A source with a row, or several, for each token. Where it has an entry for each cell, only
-    those count that row j attends to (`attends`: the cells before row 0's own)."""
+    those count that row j attends to (`attends`: the cells before row 0's own). `sections`: a
+    token's rows are not beside each other but one in each part of the source."""
 
     def __init__(
         self,
@@ -50,16 +51,23 @@ class TokenRows:
         axis: int,
         sequential: bool,
         attends: int | None,
+        sections: bool,
     ) -> None:
         self._at, self._singles, self._ours, self._axis = at, singles, ours, axis
         self._sequential, self._attends, self._width = sequential, attends, len(singles)
+        self._sections = sections
 
     def _rows(self, j: int) -> range:
         return range(0 if self._sequential else j, j + 1)
 
+    def _places(self, i: int) -> range:
+        n = self._ours.shape[self._axis]
+        size = n // self._width
+        return range(i, n, self._width) if self._sections else range(i * size, (i + 1) * size)
+
     def equal(self, j: int) -> bool:
         for i in self._rows(j):
-            ours, theirs = row_of(self._ours, self._axis, i, self._width), self._singles[i]
+            ours, theirs = np.take(self._ours, self._places(i), self._axis), self._singles[i]
             if self._attends is not None:
                 end = self._attends + i + 1
                 ours, theirs = ours[..., :end], theirs[..., :end]
@@ -68,9 +76,10 @@ class TokenRows:
         return True
 
     def patch(self, node: Node, j: int) -> None:
-        size = self._ours.shape[self._axis] // self._width
         for i in self._rows(j):
-            node.write(self._singles[i], self._at, 3 - self._axis, i * size)
+            for k, place in enumerate(self._places(i)):
+                row = np.take(self._singles[i], [k], self._axis)
+                node.write(row, self._at, 3 - self._axis, place)
 
     def restore(self, node: Node) -> None:
         node.write(self._ours, self._at)
