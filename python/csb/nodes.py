@@ -79,6 +79,11 @@ def specific(names: Iterable[str]) -> list[str]:
     return own or sorted(set(names))
 
 
+def ran_kernels(events: list[dict[str, Any]]) -> list[str]:
+    """Names of the kernels that did the work, not of those that were asked and said no."""
+    return specific(e["kernel"] for e in events if e["accepted"])
+
+
 def shape_of(node: Node) -> dict[str, Any]:
     """m, n, k and the class of products and attention, nothing of other nodes."""
     if node["op"] == "MUL_MAT":

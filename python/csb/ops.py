@@ -6,7 +6,8 @@
     one.values.view("uint32") == five.values[:1].view("uint32"), one.kernels, five.kernels
 
 `run` and `Source` take any op that csb has checks for, with its op_params and its sources in ggml's
-own shapes. Kernel switches (csb.kernels) hold here too.
+own shapes. Kernel switches (csb.kernels) hold here too. `load` reads what `csb locate --export`
+wrote: an op as both paths ran it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,27 @@ import numpy.typing as npt
 
 from csb.errors import ArgumentError
 from csb.native.op import OpResult, Source, quantize_rows, run_op, source
-from csb.nodes import specific
+from csb.nodes import ran_kernels
+from csb.op_file import RecordedOp, differing, load
 
 Floats = npt.NDArray[np.float32]
 run = run_op
 quantize = quantize_rows
 
-__all__ = ["OpResult", "Result", "Source", "flash_attn", "mul_mat", "quantize", "run", "source"]
+__all__ = [
+    "OpResult",
+    "RecordedOp",
+    "Result",
+    "Source",
+    "differing",
+    "flash_attn",
+    "load",
+    "mul_mat",
+    "quantize",
+    "ran_kernels",
+    "run",
+    "source",
+]
 
 
 @dataclass(frozen=True)
@@ -118,8 +133,3 @@ def _floats(values: npt.NDArray[Any], name: str, dimensions: int) -> Floats:
 def _result(ran: OpResult, *shape: int) -> Result:
     kernels = None if ran.events is None else ran_kernels(ran.events)
     return Result(ran.values.reshape(shape), kernels, ran.buffers)
-
-
-def ran_kernels(events: list[dict[str, Any]]) -> list[str]:
-    """Names of the kernels that did the work, not of those that were asked and said no."""
-    return specific([e["kernel"] for e in events if e["accepted"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -27,15 +28,32 @@ from csb.render.output import save, say
 )
 @click.option("--nodes", is_flag=True, help="every node, not a line for each kind")
 @options.without_option
+@click.option(
+    "--plot", type=options.Output(), metavar="FILE", help="PNG or SVG: growth and shares by layer"
+)
+@click.option(
+    "--export", metavar="DIR", help="the first op that creates it, as a program that needs no model"
+)
 @options.json_option
-def command(t: int, nodes: bool, json_path: str | None, **given: Any) -> int:
+def command(
+    t: int,
+    nodes: bool,
+    plot: str | None,
+    export: str | None,
+    json_path: str | None,
+    **given: Any,
+) -> int:
     """Find the first op whose output differs between the single and the block path."""
     from csb.render.locate import render
     from csb.run_locate import run_locate
 
-    options.keep_apart(model=given["model"], json=json_path)
+    options.keep_apart(model=given["model"], json=json_path, plot=plot)
     plan = options.compare_plan({**given, "n_gen": t + given["width"]})
-    record = run_locate(plan, t)
+    record = run_locate(plan, t, Path(export) if export is not None else None)
+    if plot is not None:
+        from csb.render.locate_plot import draw
+
+        draw(record, plot)
     if json_path is not None:
         save(json.dumps(record) + "\n", json_path)
     if json_path != "-":

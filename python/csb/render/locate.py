@@ -23,17 +23,30 @@ def _lines(record: Record, nodes: bool) -> Iterator[str]:
         f"{sum(rows)} of them with the same bits; {len(record['nodes'])} nodes compared, "
         f"{record['not_compared']} not{off}"
     )
+    for change in record["expert_changes"]:
+        ids = f"{change['n_diff']} of {change['n']} chosen ids differ"
+        yield f"experts: {harmless(change['node'])}: {ids}"
     if nodes:
         yield from columns([NODE_HEADS, *map(_node, record["nodes"])])
     elif record["creating"]:
         yield from columns([GROUP_HEADS, *map(_group, record["creating"])])
-    for change in record["expert_changes"]:
-        yield f"experts: {harmless(change['node'])} chose {change['n_diff']} other ids"
     if record["creating"]:
         parts = ", ".join(f"{name} {100 * s:.1f} %" for name, s in record["shares"].items())
         yield f"created by themselves (share of the squares): {parts}"
         yield f"growth by layer: {_growth(record['growth'])}"
+    if record["export"]:
+        yield _export(record["export"])
     yield f"csb: {record['conclusion']}"
+
+
+def _export(done: Record) -> str:
+    if done["folder"] is None:
+        return f"nothing exported: {done['why']}"
+    where = f"exported to {harmless(done['folder'])}: "
+    if not done["reproduced"]:
+        return f"{where}run alone it does NOT give the recorded bits: {harmless(done['why'])}"
+    n = f"{done['n_diff']} of {done['n_values']}"
+    return f"{where}run alone, {n} values of row {done['row']} differ, with the recorded bits"
 
 
 GROUP_HEADS = ["created by", "what", "type", "nodes", "relative", "single path", "block"]
