@@ -273,7 +273,7 @@ def test_perturbed_is_exit_3(
     done = run(*given)
     assert done.code == Exit.INVALID
     assert done.out.splitlines()[-2:] == [
-        "nothing exported: watching CHANGED the logits: this run is not valid",
+        "not exported: watching CHANGED the logits: this run is not valid",
         "csb: watching CHANGED the logits: this run is not valid",
     ]
     assert not (tmp_path / "x").exists()

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from conftest import TinyModel
 from csb.errors import ArgumentError, FileError
+from csb.measure import export
 from csb.measure.export import spanned
 from csb.native.library import quantize
 from csb.native.watch import Node
@@ -228,8 +229,29 @@ def test_nothing_to_export(run: Run, tiny_model: TinyModel, tmp_path: Path) -> N
     done = run("locate", "-m", path, *IDS, *given)
     assert (done.code, (tmp_path / "x").exists()) == (0, False)
     assert done.out.splitlines()[-2] == (
-        "nothing exported: single and block have the same bits in every row: nothing to locate"
+        "not exported: single and block have the same bits in every row: nothing to locate"
     )
+
+
+@X86
+def test_a_model_that_is_gone(
+    run: Run, tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repacked weight is read from the file once more: without it the record stays."""
+    path = tmp_path / "gone.gguf"
+    quantize(tiny_model("llama", "f32", n_layer=1), path, "q4_k_s", pure=True)
+    original = export._weight
+
+    def lost(*given: Any) -> Any:
+        path.unlink()
+        return original(*given)
+
+    monkeypatch.setattr(export, "_weight", lost)
+    done = run("locate", "-m", path, *IDS, "-fa", "on", "--export", tmp_path / "x")
+    assert (done.code, done.err, (tmp_path / "x").exists()) == (0, "", False)
+    last = done.out.splitlines()[-2:]
+    assert last[0].startswith("not exported: ") and "gone.gguf" in last[0]
+    assert last[1].startswith("csb: the difference starts at Qcur-0")
 
 
 @pytest.mark.parametrize("kind", ["bf16", "q4_k_m"])

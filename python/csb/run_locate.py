@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from csb import kernels, located
-from csb.errors import ArgumentError
+from csb.errors import ArgumentError, CancelledError, CsbError
 from csb.export_op import check_folder
 from csb.export_op import export as export_op
 from csb.measure import trajectory
@@ -70,10 +70,16 @@ def _export(
     found: dict[str, Any],
     folder: Path,
 ) -> dict[str, Any]:
-    """What became of it; `folder` None: there was nothing to export, and why."""
+    """What became of it; `folder` None: nothing was written, and why."""
     if found["perturbed"] or found["first"] is None:
         return {"folder": None, "why": found["conclusion"]}
-    return export_op(capture(memory, plan, prefix, inputs, found["first"]), folder)
+    try:
+        op = capture(memory, plan, prefix, inputs, found["first"])
+    except CancelledError:
+        raise
+    except CsbError as error:  # what was located is worth its record all the same
+        return {"folder": None, "why": str(error)}
+    return export_op(op, folder)
 
 
 def _window(

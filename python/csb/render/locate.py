@@ -41,7 +41,7 @@ def _lines(record: Record, nodes: bool) -> Iterator[str]:
 
 def _export(done: Record) -> str:
     if done["folder"] is None:
-        return f"nothing exported: {done['why']}"
+        return f"not exported: {harmless(done['why'])}"
     where = f"exported to {harmless(done['folder'])}: "
     if not done["reproduced"]:
         return f"{where}run alone it does NOT give the recorded bits: {harmless(done['why'])}"
