@@ -8,7 +8,7 @@ import re
 import csb
 import numpy as np
 import pytest
-from csb.errors import ArgumentError, CsbError, UnsupportedError
+from csb.errors import ArgumentError, CsbError, LibraryError, UnsupportedError
 from csb.native.library import c_options, library, quantize, set_log_level
 
 pytestmark = pytest.mark.native
@@ -282,7 +282,14 @@ def keyword_options(cls):
 
 def test_every_option_has_a_case():
     assert list(CONTEXT_OPTIONS) == keyword_options(csb.Context)
-    assert list(MODEL_OPTIONS) == keyword_options(csb.Model)
+    assert [*MODEL_OPTIONS, "library_file"] == keyword_options(csb.Model)
+
+
+def test_a_library_that_is_none(tiny_model, tmp_path):
+    (tmp_path / "libcsb.so").write_text("no library")
+    for name in ("libcsb.so", "missing.so"):
+        path = tmp_path / name
+        refused(LibraryError, "cannot load", lambda p=path: csb.Model(tiny_model(), library_file=p))
 
 
 @pytest.mark.parametrize("option", CONTEXT_OPTIONS)
