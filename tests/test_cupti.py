@@ -284,7 +284,7 @@ def test_launches_stand_below_the_table() -> None:
 def test_the_reason_is_said_once() -> None:
     text = render(record(device_not_observable=["no CUPTI", "no CUPTI"]))
     assert text.count("no CUPTI") == 1
-    assert text.splitlines()[2].endswith("not observable")
+    assert text.splitlines()[2].endswith("not observable on CUDA0")
 
 
 @LINUX

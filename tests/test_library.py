@@ -108,6 +108,20 @@ def test_a_library_that_is_none(package):
     assert said(native.library).startswith(f"cannot load {package / native._library_name()}: ")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's text")
+@pytest.mark.parametrize("name", ["libopenblas.so.0", "libother.so.3"])
+def test_a_library_that_needs_another(package, name):
+    compile_library(package, "int something(void) { return 1; }")
+    path, other = package / native._library_name(), package / name
+    link = ["cc", "-shared", "-fPIC", package / "lib.c"]
+    subprocess.run([*link, f"-Wl,-soname,{name}", "-o", other], check=True)
+    subprocess.run([*link, "-Wl,--no-as-needed", other, "-o", path], check=True)
+    other.unlink()
+    text = said(native.library)
+    assert f"it was built with {name}, which is not installed" in text
+    assert ("libopenblas0" in text) == (name == "libopenblas.so.0")
+
+
 def test_another_abi(package):
     compile_library(package, f"int csb_abi_version(void) {{ return {ABI_VERSION + 7}; }}")
     path = package / native._library_name()

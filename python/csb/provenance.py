@@ -13,7 +13,10 @@ from csb.native.devices import missing
 from csb.native.library import build_info, system_info
 
 # Environment variables that change what llama.cpp, its backends or their threads compute.
-_PREFIXES = ("GGML_", "LLAMA_", "OMP_", "GOMP_", "KMP_", "CUDA_", "HIP_", "VK_")
+_PREFIXES = (
+    *("GGML_", "LLAMA_", "OMP_", "GOMP_", "KMP_", "CUDA_", "HIP_", "VK_"),
+    *("OPENBLAS_", "GOTO_", "BLIS_", "MKL_"),
+)
 _SET_BY_CSB = {"GGML_NO_BACKTRACE"}
 
 

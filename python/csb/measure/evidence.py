@@ -12,7 +12,8 @@ With quantized weights or a quantized cache equal bytes are not enough: quantize
 small differences, so rows agree by luck. There a probe counts as equal only if the kernel records
 say so too: every node of its last ubatch ran one kernel, the one that the shared ubatch ran. The
 consecutive probes then show that no remainder of rows has a kernel of its own, and the outer ones
-that there is no threshold in between.
+that there is no threshold in between. Kernels of devices and of BLAS are no such proof: where they are
+observed at all, one name may stand for several kernels.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 
 from csb.errors import InvalidMeasurement
 from csb.measure.memory import Memory
-from csb.nodes import OBSERVED, nodes_of
+from csb.nodes import OBSERVED, Node, nodes_of
 
 TILE = 64  # rows from which flash attention takes its tiled kernel on CPU (GGML_FA_TILE_Q)
 CONSECUTIVE = 8  # lengths in a row among the probes: kernels treat remainders of 4 and 8 apart
@@ -102,6 +103,14 @@ def shareable(shape: Shape, equal: dict[Shape, bool]) -> bool:
     return same[below] and same[above]
 
 
+class NoProof(Exception):
+    """Kernel records prove nothing, because these backends computed. `backends`: their names."""
+
+    def __init__(self, backends: list[str]) -> None:
+        super().__init__(", ".join(backends))
+        self.backends = backends
+
+
 def state_digest(memory: Memory) -> bytes:
     return hashlib.blake2b(memory.context.save().data, digest_size=16).digest()
 
@@ -116,17 +125,26 @@ def kernels_at(
     they can't be told, or where rows of one product took different ones."""
     ubatch = calls[position // n_batch]["ubatches"][position % n_batch // n_ubatch]
     nodes = nodes_of({"ubatches": [ubatch]})
-    computed = [node for node in nodes if node["op"] in OBSERVED and node["n"]]
-    if any(len(node["kernels"]) != 1 for node in computed):
+    if any(len(node["kernels"]) != 1 for node in _computed(nodes)):
         return None
     return tuple(frozenset(node["kernels"]) for node in nodes)
+
+
+def _computed(nodes: list[Node]) -> list[Node]:
+    return [node for node in nodes if node["op"] in OBSERVED and node["n"]]
+
+
+def elsewhere(calls: list[dict[str, Any]]) -> set[str]:
+    """Backends other than the CPU that computed products or attention of recorded calls."""
+    nodes = [node for call in calls for node in _computed(nodes_of(call))]
+    return {str(node["backend"]) for node in nodes} - {"CPU"}
 
 
 def probe(
     memory: Memory, text: Sequence[int], lengths: Sequence[int], by_kernels: bool
 ) -> dict[int, bool]:
     """{length: its fresh prefill is the shared one's}: the same bytes and, if asked for, the same
-    kernels. `text` is the shared prefix.
+    kernels. `text` is the shared prefix. Raises NoProof where kernels are asked for and can't tell.
 
     Ends with the shared prefill in the memory, put back from its bytes: the caller walks down.
     """
@@ -140,8 +158,10 @@ def probe(
         return trace.calls
 
     fresh, ran = {}, {}
-    for length in lengths:
+    for length in reversed(lengths):  # large ones are the first to leave the CPU
         calls = prefill(length)
+        if by_kernels and (backends := elsewhere(calls)):
+            raise NoProof(sorted(backends))
         fresh[length] = state_digest(memory)
         ran[length] = kernels_at(calls, length - 1, *size) if by_kernels else None
     calls = prefill(len(text))

@@ -18,6 +18,7 @@ from csb.native.library import has_hooks
 from csb.plan import Window
 
 QUANTIZED = "with quantized weights or cache only kernel records prove it; this build has no hooks"
+ELSEWHERE = "with quantized weights or cache only kernel records prove it; not those on"
 NOT_PROVEN = "the other prefixes end in an ubatch that is not proven equal"
 KERNELS_DIFFER = "the other prefixes end in an ubatch whose kernels depend on its rows"
 NOT_WORTH_IT = "probes would cost more than they save, or than 15 % of the run"
@@ -121,9 +122,14 @@ def _proven(walk: Walk, windows: list[Window]) -> list[Window]:
         walk.record.reason = NOT_WORTH_IT
         return []
     begin, decoded = time.perf_counter(), context.decode_seconds
-    found = evidence.probe(walk.memory, walk.longest, probes, by_kernels=walk.quantized)
-    walk.record.probe_seconds = time.perf_counter() - begin
-    walk.record.probe_decode_seconds = context.decode_seconds - decoded
+    try:
+        found = evidence.probe(walk.memory, walk.longest, probes, by_kernels=walk.quantized)
+    except evidence.NoProof as no_proof:
+        walk.record.reason = f"{ELSEWHERE} {no_proof}"
+        return []
+    finally:
+        walk.record.probe_seconds = time.perf_counter() - begin
+        walk.record.probe_decode_seconds = context.decode_seconds - decoded
     walk.record.probes = probes
     walk.record.equal = [length for length, equal in found.items() if equal]
     equal = {shapes[length]: same for length, same in found.items()}

@@ -11,6 +11,7 @@ import functools
 import importlib.resources
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,6 +101,15 @@ def _error(status: int, message: str) -> CsbError:
             return LibraryError(message)
 
 
+def _cause(error: OSError) -> str:
+    """Why a library can't be loaded. glibc's text for one that it needs is no help."""
+    found = re.match(r"(\S+\.so\S*): cannot open shared object file: No such file", str(error))
+    if not found or "/" in found[1]:
+        return str(error)
+    package = "; Debian's package libopenblas0 has it" if "openblas" in found[1] else ""
+    return f"it was built with {found[1]}, which is not installed{package}"
+
+
 def load(path: Path) -> ctypes.CDLL:
     """A libcsb with every signature installed; a status other than OK raises its exception."""
     check_processor()
@@ -112,7 +122,7 @@ def load(path: Path) -> ctypes.CDLL:
     try:
         lib = ctypes.CDLL(str(path))
     except OSError as error:
-        raise LibraryError(f"cannot load {path}: {error}; {_REBUILD}") from error
+        raise LibraryError(f"cannot load {path}: {_cause(error)}; {_REBUILD}") from error
     try:
         abi = int(lib.csb_abi_version())
     except AttributeError:

@@ -49,7 +49,7 @@ def _kernels(found: set[str], backend: str | None, call: Record) -> str:
         return "+".join(sorted(found))
     if (backend or "").startswith("CUDA") and call["device_kernels"]:
         return BELOW
-    return "" if backend == "CPU" else UNSEEN
+    return "" if backend == "CPU" else f"{UNSEEN} on {backend}" if backend else UNSEEN
 
 
 def _launches(record: Record) -> Iterator[tuple[Any, ...]]:
@@ -112,7 +112,8 @@ def _foot(
         if why:
             yield f"kernels on CUDA are not observable: {harmless(why)}"
     what = "nodes" if nodes else "groups"
-    seen = [line for line in body if not set(line[-len(record["rows"]) :]) <= {UNSEEN, BELOW}]
+    unseen = (UNSEEN, BELOW)
+    seen = [ln for ln in body if not all(k.startswith(unseen) for k in ln[-len(record["rows"]) :])]
     differ = f"{sum(line[0] for line in seen)} of {len(seen)} {what}"
     if len(seen) < len(body):
         differ += f" ({len(body) - len(seen)} not observable one by one)"

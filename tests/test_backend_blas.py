@@ -1,0 +1,90 @@
+"""BLAS: products of 32 rows and more leave the CPU's kernels, and csb says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import backend
+import numpy as np
+import pytest
+from conftest import TinyModel
+from csb import ops, record
+from csb.nodes import PRODUCTS
+from process import child
+
+pytestmark = backend.needs("blas")
+
+IDS = ",".join(map(str, range(7, 27)))
+GIVEN = ("--tokens", IDS, "-t", "1", "-c", "512")
+
+
+def traced(*arguments: object) -> dict[int, list[dict[str, Any]]]:
+    """{rows: products that computed something}"""
+    done = child("trace", *arguments, *GIVEN, "--rows", "1,31,32", "--json", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    calls = json.loads(done.stdout)["calls"]
+    return {
+        call["rows"]: [n for n in call["nodes"] if n["op"] in PRODUCTS and n["n"]] for call in calls
+    }
+
+
+def test_the_record_names_it(tiny_model: TinyModel, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    done = child("-m", tiny_model(n_layer=1), *GIVEN, "-n", "4", "--json", path)
+    assert (done.returncode in (0, 1), done.stderr) == (True, "")
+    assert "backend: CPU,BLAS " in done.stdout
+    found = record.load(path)["provenance"]
+    assert found["build"]["options"]["GGML_BLAS"] == "ON"
+    (device,) = (d for d in found["system"]["devices"] if d["name"] == "BLAS")
+    assert (device["type"], device["backend"]) == ("accel", "BLAS")
+    assert device["description"] == found["build"]["options"]["GGML_BLAS_VENDOR"]
+    assert found["offload"]["backends"] == ["BLAS", "CPU"]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "q8_0"])
+def test_it_takes_products_of_32_rows_and_more(tiny_model: TinyModel, dtype: str) -> None:
+    found = traced("-m", tiny_model(dtype=dtype, n_layer=2), "--no-repack")
+    weights = {
+        rows: [n for n in nodes if n["src"][0]["name"].endswith(".weight")]
+        for rows, nodes in found.items()
+    }
+    assert {n["backend"] for n in weights[1]} == {n["backend"] for n in weights[31]} == {"CPU"}
+    assert all(n["kernels"] for n in [*weights[1], *weights[31]])
+    assert {n["backend"] for n in weights[32]} == {"BLAS"}
+    assert not any(n["kernels"] for n in weights[32])
+
+
+def test_the_table_says_where(tiny_model: TinyModel) -> None:
+    done = child("trace", "-m", tiny_model(n_layer=1), *GIVEN, "--rows", "1,32")
+    (line,) = (s for s in done.stdout.splitlines() if "ffn_up.weight" in s)
+    assert line.startswith("*") and line.endswith("  not observable on BLAS")
+
+
+def test_its_product_is_right() -> None:
+    generator = np.random.default_rng(0)
+    weight = generator.standard_normal((64, 96), np.float32)
+    rows = generator.standard_normal((40, 96), np.float32)
+    done = ops.mul_mat(weight, rows, device="BLAS")
+    exact = rows.astype(np.float64) @ weight.astype(np.float64).T
+    assert done.kernels is None
+    assert np.abs(done.values - exact).max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0"])
+def test_auto_shares_nothing_that_differs(
+    tiny_model: TinyModel, tmp_path: Path, dtype: str
+) -> None:
+    """Lengths on both sides of 32 rows, and rows of OpenBLAS's own remainders."""
+    given = ("-m", tiny_model(dtype=dtype, n_layer=2), *GIVEN, "-n", "80", "-fa", "off")
+    found = {}
+    for prefix in ("auto", "reprefill"):
+        path = tmp_path / f"{prefix}.json"
+        done = child(*given, "--no-repack", "--prefix", prefix, "--json", path)
+        assert (done.returncode in (0, 1), done.stderr) == (True, "")
+        found[prefix] = record.load(path)
+        assert not found[prefix]["controls"]["failed"]
+    assert found["auto"]["cells"] == found["reprefill"]["cells"]
+    if dtype == "q8_0":
+        assert found["auto"]["prefix"]["shared"] == 0
