@@ -109,7 +109,7 @@ def test_a_library_that_is_none(package):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's text")
-@pytest.mark.parametrize("name", ["libopenblas.so.0", "libother.so.3"])
+@pytest.mark.parametrize("name", ["libopenblas-none.so.0", "libother.so.3"])
 def test_a_library_that_needs_another(package, name):
     compile_library(package, "int something(void) { return 1; }")
     path, other = package / native._library_name(), package / name
@@ -119,7 +119,7 @@ def test_a_library_that_needs_another(package, name):
     other.unlink()
     text = said(native.library)
     assert f"it was built with {name}, which is not installed" in text
-    assert ("libopenblas0" in text) == (name == "libopenblas.so.0")
+    assert ("libopenblas0" in text) == ("openblas" in name)
 
 
 def test_another_abi(package):

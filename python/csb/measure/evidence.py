@@ -12,8 +12,8 @@ With quantized weights or a quantized cache equal bytes are not enough: quantize
 small differences, so rows agree by luck. There a probe counts as equal only if the kernel records
 say so too: every node of its last ubatch ran one kernel, the one that the shared ubatch ran. The
 consecutive probes then show that no remainder of rows has a kernel of its own, and the outer ones
-that there is no threshold in between. Kernels of devices and of BLAS are no such proof: where they are
-observed at all, one name may stand for several kernels.
+that there is no threshold in between. Kernels of devices and of BLAS are no such proof: where they
+are observed at all, one name may stand for several kernels.
 """
 
 from __future__ import annotations
