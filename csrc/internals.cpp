@@ -79,11 +79,15 @@ void describe_internal_parameters(const llama_context * context, json & j) {
     }
     parameter(j, "n_gpu_layers", n_offloaded); // the output counts as one, as in what was asked
     parameter(j, "split_mode", split_mode_name(model.split_mode()));
+    parameter(j, "kv_unified", context->get_cparams().kv_unified);
+    describe_state_parameters(context, j);
+}
+
+void describe_state_parameters(const llama_context * context, json & j) {
     const llama_cparams & c = context->get_cparams();
     parameter(j, "flash_attn", c.flash_attn);
     parameter(j, "offload_kqv", c.offload_kqv);
     parameter(j, "op_offload", c.op_offload);
-    parameter(j, "kv_unified", c.kv_unified);
     parameter(j, "causal_attn", c.causal_attn);
     parameter(j, "pipeline_parallel", c.pipeline_parallel);
     parameter(j, "rope_freq_base", static_cast<double>(c.rope_freq_base));
@@ -144,6 +148,16 @@ void describe_offload(const llama_context * context, json & j) {
 
 const char * memory_class(const llama_context * context) {
     return find_caches(context).name;
+}
+
+void describe_streams(const llama_context * context, json & j) {
+    const uint32_t n_seq_max = llama_n_seq_max(context);
+    const bool     unified   = context->get_cparams().kv_unified;
+    if (rolls_back(context)) {
+        j.value(unified ? 1 : n_seq_max);
+    } else {
+        j.value(n_seq_max).value(unified);
+    }
 }
 
 void first_and_last(const llama_context * context, int32_t seq_id, int32_t & first,

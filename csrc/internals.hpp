@@ -9,6 +9,10 @@ namespace csb {
 void describe_internal_parameters(const llama_context * context, json & j);
 // csb_context_offload's object.
 void         describe_offload(const llama_context * context, json & j);
+// Those that a sequence's state depends on.
+void describe_state_parameters(const llama_context * context, json & j);
+// How many caches the sequences have: sequences that share one save what a lone one does.
+void describe_streams(const llama_context * context, json & j);
 const char * memory_class(const llama_context * context);
 // First and last position of a sequence in the full attention layers, where the memory has some, -1
 // and -1 when empty. llama.h's functions see the sliding window or the recurrent part instead.

@@ -72,9 +72,10 @@ uint64_t csb::state_origin(const csb_context & c) {
     csb::json j;
     j.open('[').value(metadata_of(c.model.get()));
     j.value(llama_model_size(c.model.get())).value(llama_model_n_params(c.model.get()));
-    j.value(llama_n_seq_max(c.context.get())).value(csb::memory_class(c.context.get()));
+    csb::describe_streams(c.context.get(), j);
+    j.value(csb::memory_class(c.context.get()));
     csb::describe_tensor_types(c.model.get(), j);
-    csb::describe_internal_parameters(c.context.get(), j);
+    csb::describe_state_parameters(c.context.get(), j);
     const std::string & text = j.close(']').str();
     return hash_of(reinterpret_cast<const uint8_t *>(text.data()), text.size());
 }

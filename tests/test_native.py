@@ -414,6 +414,23 @@ def test_a_state_fits_another_sequence(open_context):
     assert_same_bits(context.logits(), expected)
 
 
+@pytest.mark.parametrize("flash_attn", ["on", "off"])
+def test_a_state_fits_where_sequences_share_a_cache(open_context, flash_attn):
+    alone = open_context(flash_attn=flash_attn)
+    alone.decode(PROMPT, 0, outputs=False)
+    state = alone.save()
+    alone.decode([5, 6, 7], 12)
+    shared = open_context(flash_attn=flash_attn, n_seq_max=3, kv_unified=True)
+    shared.decode([9] * 20, 0, seq_ids=1, outputs=False)
+    shared.restore(state)
+    np.testing.assert_array_equal(shared.save(), state)
+    assert (shared.bounds(0), shared.bounds(1)) == ((0, 11), (0, 19))
+    shared.remove(0, seq_id=1)
+    shared.restore(state)  # on the cells that it had alone
+    shared.decode([5, 6, 7], 12)
+    assert_same_bits(shared.logits(range(3)), alone.logits(range(3)))
+
+
 def test_a_damaged_state_is_refused(open_context):
     context = open_context()
     context.decode(PROMPT, 0, outputs=False)
