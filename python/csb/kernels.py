@@ -51,4 +51,6 @@ def exactly(*names: str) -> Iterator[None]:
 
 def without(*names: str) -> contextlib.AbstractContextManager[None]:
     """These switches beside those in force while the block runs."""
+    if not names:
+        return contextlib.nullcontext()
     return exactly(*{*in_force(), *names})

@@ -84,6 +84,17 @@ def ran_kernels(events: list[dict[str, Any]]) -> list[str]:
     return specific(e["kernel"] for e in events if e["accepted"])
 
 
+def load_time(names: Iterable[str]) -> list[str]:
+    """Of kernels' names those that a weight has from load time, by the buffer it was laid out anew
+    for (repacked, AMX): no switch refuses them."""
+    own = ("ggml_gemv_", "ggml_gemm_")
+    return [
+        n
+        for n in names
+        if n.startswith(own) or not (n.startswith("ggml_") or n == "llamafile_sgemm")
+    ]
+
+
 def shape_of(node: Node) -> dict[str, Any]:
     """m, n, k and the class of products and attention, nothing of other nodes."""
     if node["op"] == "MUL_MAT":

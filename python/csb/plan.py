@@ -10,6 +10,7 @@ from csb.errors import ArgumentError
 DEFAULT_PROMPT = "Explain the Pythagorean theorem"
 PREFIXES = ("auto", "reprefill", "shared", "incremental", "block")
 KERNEL_SWITCHES = ("llamafile", "tiled", "split-kv", "reference")
+EXACT_SWITCHES = ("llamafile", "tiled", "split-kv")  # what parts a block from single rows on CPU
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
@@ -72,6 +73,7 @@ class ComparePlan:
     save_logits: Path | None = None
     without: tuple[str, ...] = ()  # kernel switches, csb.kernels
     reference: str | None = None  # "cpu": hold both paths against a CPU run in F32
+    exact_block: tuple[str, ...] | None = None  # those of block decodes alone; None: not exact
 
     def check(self, n_prompt: int, n_batch: int, n_ctx: int) -> None:
         """Everything that can be known before the first decode. Raises ArgumentError."""

@@ -54,6 +54,7 @@ def build(
         "controls": controls,
         "kernels": {path: seen or "not observable" for path, seen in observed.items()},
         "prefix": measured.prefix.to_json(),
+        "exact_block": measured.exact and measured.exact.to_json(),
         "seconds": {**seconds, **measured.seconds},
         "pieces": _pieces(table, ar.ids, piece),
         "cells": cells.to_json(table),
@@ -76,6 +77,7 @@ def head(plan: ComparePlan, prompt: Prompt, provenance: dict[str, Any]) -> Recor
             "decided": plan.decided,
             "repack": plan.model.repack,
             "without": list(plan.without),
+            "exact_block": plan.exact_block and list(plan.exact_block),
             **prompt.to_json(),
         },
         "provenance": provenance,
@@ -130,7 +132,7 @@ def _pieces(table: cells.Cells, ids: list[int], piece: Callable[[int], bytes]) -
 
 def dumps(record: Record) -> str:
     """One line per element of the long lists: readable, and no longer than need be."""
-    long = {"ar", "cells", "flips", "places"}
+    long = {"ar", "cells", "flips", "lines", "places"}
     parts = []
     for key, value in record.items():
         if key in long and value and isinstance(value, list):
@@ -147,18 +149,19 @@ def compact(value: Any) -> str:
     return re.sub("[\ud800-\udfff]", lambda m: f"\\u{ord(m[0]):04x}", text)
 
 
-def load(path: Path, expected: dict[str, Any] = SCHEMA) -> Record:
-    """A saved record. FileError if it is no JSON, or of another schema or version."""
+def load(path: Path, *schemas: Record) -> Record:
+    """A saved record of one of these schemas, or of csb compare. FileError if it is no JSON, or of
+    another one."""
+    schemas = schemas or (SCHEMA,)
+    known = " or ".join(str(s["name"]) for s in schemas)
     try:
         record: Record = json.loads(path.read_text("utf-8"))
         schema = record["schema"]
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        command = expected["name"].replace(".", " ")
-        raise FileError(f"{path}: not a record of {command}") from error
-    if schema != expected:
-        raise FileError(
-            f"{path}: has schema {schema}, this csb reads {expected['name']} {expected['version']}"
-        )
+        raise FileError(f"{path}: not a record of {known.replace('.', ' ')}") from error
+    if schema not in schemas:
+        wanted = " or ".join(f"{s['name']} {s['version']}" for s in schemas)
+        raise FileError(f"{path}: has schema {schema}, this csb reads {wanted}")
     return record

@@ -20,12 +20,17 @@ from csb.render.output import note, save
 from csb.render.progress import Steps
 from csb.save_logits import LogitsFile
 
+CELLS = "CELLS"
+
 
 def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, Any]:
     """Opens, measures, builds the record and writes it to json_path ("-": stdout).
 
     An interrupt ends in a record with `complete` false; an error raises after it was written.
     """
+    switches = tuple(dict.fromkeys((*plan.without, *(plan.exact_block or ()))))
+    with kernels.without(*switches):
+        pass  # a build without hooks says so before a model is loaded
     with kernels.without(*plan.without), open_session(plan.model, plan.context) as session:
         prompt = resolve(plan.prompt, session.model)
         memory = session.memory
@@ -36,11 +41,12 @@ def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, An
             note(text)
         provenance = session.provenance()
         seconds = {"load": session.load_seconds, "hash": provenance.pop("hash_seconds")}
+        head = record.head(plan, prompt, provenance)
         with (
             LogitsFile(plan.save_logits, prompt.tokens) as logits,
             contextlib.closing(KeptRows()) as kept,
         ):
-            with _net(json_path, record.head(plan, prompt, provenance)) as keep, Steps() as steps:
+            with net_under(json_path, unfinished(head)) as keep, Steps() as steps:
 
                 def sink(window: Window, table: cells.Cells, single: Rows, block: Rows) -> None:
                     keep(window, table, single, block)
@@ -48,25 +54,27 @@ def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, An
                     if plan.reference:
                         kept.add(window, table, single, block)
 
-                measured = _interruptible(
+                measured = interruptible(
                     lambda: compare(memory, plan, prompt.tokens, session.quantized, steps, sink),
                     session.context.cancel,
                 )
                 distances = None
                 if plan.reference and measured.stopped is None:
                     distances = _reference(plan, session, prompt.tokens, measured, kept, steps)
-            if plan.without and measured.stopped is None:
+            if switches and measured.stopped is None:
                 ran = [*prompt.tokens, *measured.trajectory.ids][: -plan.width or None]
                 provenance["switch_effects"] = worker.run(
-                    lambda: switch_effects(memory, ran, plan.width, plan.without),
+                    lambda: switch_effects(memory, ran, plan.width, switches),
                     session.context.cancel,
                 )
-            made = record.build(plan, prompt, provenance, measured, _piece(session.model), seconds)
+            made = record.build(
+                plan, prompt, provenance, measured, piece_of(session.model), seconds
+            )
             if distances is not None:
                 made["reference"] = distances.to_json()
             if json_path is not None:
                 save(record.dumps(made), json_path)
-    _raise_error(measured)
+    raise_error(measured)
     return made
 
 
@@ -88,7 +96,7 @@ def _reference(
         return None
 
 
-def _interruptible(work: Callable[[], Measurement], cancel: Callable[[], None]) -> Measurement:
+def interruptible(work: Callable[[], Measurement], cancel: Callable[[], object]) -> Measurement:
     """All of the work on the worker thread at once: handing over every single decode would cost
     more than the rest of csb. An interrupt cancels the decode that runs."""
     done: list[Measurement] = []
@@ -101,23 +109,27 @@ def _interruptible(work: Callable[[], Measurement], cancel: Callable[[], None]) 
     return done[0]
 
 
-def _raise_error(measured: Measurement) -> None:
+def raise_error(measured: Measurement) -> None:
     if measured.stopped is not None and not isinstance(measured.stopped, KeyboardInterrupt):
         raise measured.stopped
 
 
-def _piece(model: Any) -> Any:
+def piece_of(model: Any) -> Any:
     return model.piece if model.info["has_tokenizer"] else lambda token: b""
 
 
+def unfinished(head: dict[str, Any]) -> dict[str, Any]:
+    """The record of a run that llama.cpp aborts, with CELLS where the cells belong."""
+    return {**head, "complete": False, "outcome": "aborted", "cells": CELLS}
+
+
 @contextlib.contextmanager
-def _net(json_path: str | None, head: dict[str, Any]) -> Iterator[Sink]:
-    """If llama.cpp aborts, the cells measured so far are written to json_path all the same."""
+def net_under(json_path: str | None, aborted: dict[str, Any]) -> Iterator[Sink]:
+    """If llama.cpp aborts, `aborted` with the cells measured so far is written to json_path."""
     if json_path is None:
         yield lambda window, table, single, block: None
         return
-    unfinished = {**head, "complete": False, "outcome": "aborted", "cells": "CELLS"}
-    before, after = record.dumps(unfinished).rsplit('"CELLS"', 1)
+    before, after = record.dumps(aborted).rsplit(f'"{CELLS}"', 1)
     net.arm(json_path, f"{before}[", f"]{after}")
     try:
         yield lambda window, table, single, block: net.append(

@@ -26,6 +26,7 @@ COMMANDS = {
     "trace": "csb.cli.trace",
     "widths": "csb.cli.widths",
     "locate": "csb.cli.locate",
+    "budget": "csb.cli.budget",
     "diff": "csb.cli.diff",
     "models": "csb.cli.models",
     "quantize": "csb.cli.quantize",

@@ -10,7 +10,7 @@ import click
 from csb import verdict
 from csb.cli import options
 from csb.exit_codes import Exit
-from csb.plan import PREFIXES
+from csb.plan import EXACT_SWITCHES, PREFIXES
 from csb.render.output import say
 
 
@@ -63,6 +63,15 @@ from csb.render.output import say
     help="also hold both paths against a CPU run of the same tokens in F32",
 )
 @options.without_option
+@click.option(
+    "--exact-block",
+    type=options.Switches(),
+    is_flag=False,
+    flag_value=",".join(EXACT_SWITCHES),
+    metavar="[NAMES]",
+    help=f"refuse kernels in block decodes alone, and prove that a block then has the single "
+    f"path's bits ({', '.join(EXACT_SWITCHES)})",
+)
 @options.json_option
 def command(fail_on: str, full: bool, json_path: str | None, **given: Any) -> int:
     """Decode an AR trajectory's windows singly and as blocks, and measure the gap."""

@@ -118,6 +118,42 @@ class Shape(click.ParamType):
         return int(parts[0]), int(parts[1])
 
 
+class Counts(click.ParamType):
+    """Numbers from 1 to `most`, joined by commas."""
+
+    name = "N,N"
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        if not isinstance(value, str):
+            return tuple(value)
+        try:
+            counts = tuple(int(n) for n in value.split(","))
+        except ValueError:
+            counts = ()
+        if not counts or not all(1 <= n <= self.most for n in counts):
+            self.fail(f"{value!r}: must be numbers from 1 to {self.most}, as 1,2,4", param, ctx)
+        return counts
+
+
+class Names(click.ParamType):
+    """Some of `known`, joined by commas."""
+
+    name = "NAMES"
+
+    def __init__(self, known: tuple[str, ...]) -> None:
+        self.known = known
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
+        names = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
+        for name in names:
+            if name not in self.known:
+                self.fail(f"{name!r}: must be of {', '.join(self.known)}", param, ctx)
+        return names
+
+
 class Switches(click.ParamType):
     """Names of kernel switches, joined by commas."""
 

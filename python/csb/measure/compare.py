@@ -11,13 +11,14 @@ import numpy as np
 
 from csb import cells, statistics
 from csb.errors import CsbError
-from csb.measure import controls, prefix, trajectory
+from csb.measure import controls, exact, prefix, trajectory
 from csb.measure.memory import Memory
 from csb.measure.score import score
 from csb.native.context import Rows
 from csb.plan import ComparePlan, Window, windows
 
 Sink = Callable[[Window, cells.Cells, Rows, Rows], None]
+Begin = Callable[[trajectory.Trajectory], None]
 Progress = Callable[[str, int, int], None]
 
 
@@ -31,6 +32,7 @@ class Measurement:
     parts: list[cells.Cells] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     stopped: BaseException | None = None  # an interrupt or error; what came before it is here
+    exact: exact.ExactBlock | None = None  # with plan.exact_block
 
     @property
     def cells(self) -> cells.Cells:
@@ -48,9 +50,11 @@ def compare(
     quantized: bool,
     progress: Progress = lambda step, done, total: None,
     sink: Sink = lambda window, table, single, block: None,
+    begin: Begin = lambda trajectory: None,
 ) -> Measurement:
-    """Measures `plan` on the memory's context. progress(step, done, total); sink gets every
-    window's cells and rows as soon as they are there; the rows are overwritten by the next.
+    """Measures `plan` on the memory's context. progress(step, done, total); begin gets the
+    trajectory; sink gets every window's cells and rows as soon as they are there; the rows are
+    overwritten by the next. The memory then holds the window's prefix, and sink may decode on it.
 
     An interrupt or an error of the measurement does not raise: it ends in `stopped`, with all that
     was measured before it.
@@ -60,7 +64,7 @@ def compare(
     rows = np.empty((min(plan.width, plan.n_gen), memory.context.n_vocab), np.float32)
     made = Measurement(trajectory.Trajectory(first_rows=rows), prefix.PrefixRecord(plan.prefix))
     try:
-        _Run(memory, plan, prompt, quantized, progress, sink, made).run()
+        _Run(memory, plan, prompt, quantized, progress, sink, begin, made).run()
     except (KeyboardInterrupt, CsbError) as error:
         made.stopped = error
     if made.parts:
@@ -76,6 +80,7 @@ class _Run:
     quantized: bool
     progress: Progress
     sink: Sink
+    begin: Begin
     made: Measurement
 
     def __post_init__(self) -> None:
@@ -86,6 +91,15 @@ class _Run:
         )
 
     def run(self) -> None:
+        names = self.plan.exact_block
+        if names is None:
+            self._run()
+            return
+        self.made.exact = exact.decide(self.memory, self.prompt, self.plan.n_gen, names)
+        with self.memory.switched(single=self.made.exact.single, block=names):
+            self._run()
+
+    def _run(self) -> None:
         context = self.memory.context
         begin = time.perf_counter()
         self.memory.prefill(self.prompt[:-1])
@@ -103,6 +117,7 @@ class _Run:
         )
         ar_end = time.perf_counter()
 
+        self.begin(self.made.trajectory)
         ids = self.made.trajectory.ids
         todo = windows(self.prompt, ids, self.plan.width, self.plan.stride)
         walk = prefix.Walk(
@@ -176,6 +191,9 @@ class _Run:
             self.plan.temperature,
         )
         self.made.parts.append(table)
+        if self.made.exact is not None:
+            whole = len(window.inputs) == min(self.plan.width, self.plan.n_gen)
+            self.made.exact.pair(self.memory, window, single, block, whole)
         self.sink(window, table, single, block)
         return block
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from csb import kernels
 from csb.errors import InvalidMeasurement
 from csb.native.context import Context, Rows
 
@@ -27,6 +29,19 @@ class Memory:
             self.kind == "sliding_window" and bool(context.value("swa_full"))
         )
         self._state: npt.NDArray[np.uint8] | None = None
+        self.single_without: tuple[str, ...] = ()  # kernel switches of each path alone
+        self.block_without: tuple[str, ...] = ()
+
+    @contextlib.contextmanager
+    def switched(self, *, single: tuple[str, ...], block: tuple[str, ...]) -> Iterator[None]:
+        """Kernel switches for the paths' decodes and no others while the block runs. A block of one
+        row is a call of the single path's kind and has its switches."""
+        before = self.single_without, self.block_without
+        self.single_without, self.block_without = single, block
+        try:
+            yield
+        finally:
+            self.single_without, self.block_without = before
 
     def wipe(self) -> None:
         if not self.context.remove(0) or self.context.bounds() != (-1, -1):
@@ -45,6 +60,24 @@ class Memory:
         if not self.cuts_back and prefix:
             self._state = self.context.save()
 
+    def state(self, length: int) -> npt.NDArray[np.uint8]:
+        """The memory of `length` tokens as bytes, for `adopt`; no bytes of an empty one."""
+        self.rewind(length)
+        if not length:
+            return np.empty(0, np.uint8)
+        return self.context.save() if self._state is None else self._state
+
+    def adopt(self, state: npt.NDArray[np.uint8], length: int) -> None:
+        """Another context's memory of `length` tokens, bit for bit."""
+        self.wipe()
+        if not length:
+            return
+        self.context.restore(state)
+        if not np.array_equal(self.context.save(), state):
+            raise InvalidMeasurement("a memory could not be put into another context bit for bit")
+        if not self.cuts_back:
+            self._state = state
+
     def rewind(self, length: int) -> None:
         """The memory as it was with `length` tokens in it, and proof that it ends there."""
         if not self.cuts_back:
@@ -62,12 +95,22 @@ class Memory:
 
     def single(self, inputs: Sequence[int], start: int, out: Rows) -> Rows:
         """The inputs one per decode; out float32 [len(inputs), n_vocab]."""
-        return self.context.steps(inputs, start, out)
+        with kernels.without(*self.single_without):
+            return self.context.steps(inputs, start, out)
 
     def block(self, inputs: Sequence[int], start: int, out: Rows) -> Rows:
         """The inputs in one decode, every row an output; out float32 [len(inputs), n_vocab]."""
-        self.context.decode(inputs, start)
+        names = self.block_without if len(inputs) > 1 else self.single_without
+        with kernels.without(*names):
+            self.context.decode(inputs, start)
         return self.context.logits(range(len(inputs)), out)
+
+    def timed_block(self, inputs: Sequence[int], prefix: int, out: Rows) -> float:
+        """A block on the memory cut back to `prefix` tokens: seconds inside its llama_decode."""
+        self.rewind(prefix)
+        before = self.context.decode_seconds
+        self.block(inputs, prefix, out)
+        return self.context.decode_seconds - before
 
     def ubatch_rows(self, n: int) -> list[int]:
         """Rows of the ubatch that computes each row of an n-token call: llama.cpp splits a call of

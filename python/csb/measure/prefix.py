@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from csb import kernels
 from csb.errors import UnsupportedError
 from csb.measure import evidence
 from csb.measure.memory import Memory
@@ -146,7 +147,8 @@ def block(walk: Walk, windows: list[Window]) -> Iterator[Window]:
         start = walk.n_prompt - 1
         walk.memory.prefill(walk.text[:start])
         written = walk.text[start:]
-        walk.memory.extend(written, start, walk.width)
+        with kernels.without(*walk.memory.block_without):
+            walk.memory.extend(written, start, walk.width)
         if rest := len(written) % walk.width:
             walk.record.short_from = len(written) - rest
     yield from shared(walk, windows, ready=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -49,9 +49,9 @@ class Session:
         }
         return not used <= PLAIN
 
-    def another_context(self) -> Context:
-        """A second context like this session's, for methods that need two."""
-        return _context(self.model, self.asked)
+    def another_context(self, **changes: Any) -> Context:
+        """A second context like this session's but for these options."""
+        return _context(self.model, self.asked, **changes)
 
     def parameters(self) -> dict[str, dict[str, Any]]:
         """Every parameter with the value it became and where that was read: a public getter, the
@@ -114,21 +114,26 @@ def check_devices(devices: str | None) -> None:
                 )
 
 
-def _context(model: Model, plan: ContextPlan) -> Context:
-    return Context(model, **asdict(plan))  # a plan's fields are a context's options
+def _context(model: Model, plan: ContextPlan, **changes: Any) -> Context:
+    return Context(model, **{**asdict(plan), **changes})  # a plan's fields are a context's options
 
 
 @contextlib.contextmanager
-def open_session(model_plan: ModelPlan, context_plan: ContextPlan) -> Iterator[Session]:
+def open_session(
+    model_plan: ModelPlan, context_plan: ContextPlan | Callable[[Model], ContextPlan]
+) -> Iterator[Session]:
+    """context_plan: or what makes it once the model is there."""
     begin = time.perf_counter()
-    model, context = worker.run(lambda: _open(model_plan, context_plan), lambda: None)
+    model, context, plan = worker.run(lambda: _open(model_plan, context_plan), lambda: None)
     try:
-        yield Session(model, context, model_plan, context_plan, time.perf_counter() - begin)
+        yield Session(model, context, model_plan, plan, time.perf_counter() - begin)
     finally:
         _close(context, model)
 
 
-def _open(plan: ModelPlan, context_plan: ContextPlan) -> tuple[Model, Context]:
+def _open(
+    plan: ModelPlan, context_plan: ContextPlan | Callable[[Model], ContextPlan]
+) -> tuple[Model, Context, ContextPlan]:
     if plan.rpc is not None:
         add_rpc(plan.rpc)
     check_devices(plan.devices)
@@ -143,7 +148,8 @@ def _open(plan: ModelPlan, context_plan: ContextPlan) -> tuple[Model, Context]:
         use_mmap=plan.mmap,
     )
     try:
-        return model, _context(model, context_plan)
+        made = context_plan(model) if callable(context_plan) else context_plan
+        return model, _context(model, made), made
     except BaseException:
         model.close()
         raise

@@ -12,7 +12,7 @@ import numpy as np
 from csb import kernels
 from csb.measure.memory import Memory, same_bits
 from csb.native.context import Rows
-from csb.nodes import device_kernels_of, nodes_of
+from csb.nodes import device_kernels_of, load_time, nodes_of, observed
 
 
 @dataclass
@@ -74,16 +74,36 @@ def switch_effects(
     memory: Memory, text: Sequence[int], width: int, names: Sequence[str]
 ) -> dict[str, int]:
     """{switch: nodes whose kernels it alone changes}, in a call of one row and one of `width`."""
+    found = nodes_changed(memory, text, width, [(name,) for name in names])
+    return dict(zip(names, found, strict=True))
+
+
+def nodes_changed(
+    memory: Memory, text: Sequence[int], width: int, combinations: Sequence[tuple[str, ...]]
+) -> list[int]:
+    """How many nodes' kernels each combination of switches changes, in such calls."""
     rows = sorted({1, width})
     with kernels.exactly():
         without_any = trace_rows(memory, text, rows)
-    effects = {}
-    for name in names:
-        with kernels.exactly(name):
-            with_it = trace_rows(memory, text, rows)
-        effects[name] = sum(
-            a["kernels"] != b["kernels"]
-            for one, other in zip(without_any, with_it, strict=True)
-            for a, b in zip(one.nodes, other.nodes, strict=True)
+    changed = []
+    for names in combinations:
+        with kernels.exactly(*names):
+            with_them = trace_rows(memory, text, rows)
+        changed.append(
+            sum(
+                a["kernels"] != b["kernels"]
+                for one, other in zip(without_any, with_them, strict=True)
+                for a, b in zip(one.nodes, other.nodes, strict=True)
+            )
         )
-    return effects
+    return changed
+
+
+def has_load_time_kernels(memory: Memory, prompt: Sequence[int]) -> bool | None:
+    """Whether a weight has kernels from load time (repacked); None where none can be observed."""
+    memory.prefill(prompt[:-1])
+    row = np.empty((1, memory.context.n_vocab), np.float32)
+    with memory.context.trace(graph=False) as trace:
+        memory.single(prompt[-1:], len(prompt) - 1, row)
+    seen = observed(trace.calls)
+    return None if seen is None else bool(load_time(seen["kernels"]))

@@ -47,7 +47,7 @@ def run(
     row = np.empty((1, context.n_vocab), np.float32)
     token = prompt[-1]
     for p in range(n):
-        context.steps([token], len(prompt) - 1 + p, row)
+        memory.single([token], len(prompt) - 1 + p, row)
         summary = rows.summarise(row, [0], temperature=0)[0]
         if summary[Row.N_BAD]:
             raise InvalidMeasurement(

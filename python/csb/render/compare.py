@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from csb.nodes import load_time
+from csb.price import medians, said
 from csb.render.text import harmless
 from csb.statistics import CLASSES
 
@@ -17,14 +19,14 @@ PAIRS = {
 
 
 def render(record: Record, full: bool = False) -> str:
-    lines = [*_config(record), "", *_pairs(record), "", *_flips(record)]
+    lines = [*run_config(record), "", *_pairs(record), "", *_flips(record)]
     if full:
         lines += ["", *_trajectory(record), "", *_band(record), "", *_cells(record)]
     lines += ["", *_more(record), record["verdict"]]
     return "\n".join(lines) + "\n"
 
 
-def _config(record: Record) -> Iterator[str]:
+def run_config(record: Record) -> Iterator[str]:
     c, p = record["config"], record["provenance"]
     flash = "on" if c["flash_attn"] else "off"
     offload = p.get("offload", {})
@@ -127,6 +129,8 @@ def _more(record: Record) -> Iterator[str]:
     if not s["n_compared"]:
         yield "every block row was computed alone: give -W and -ub of 2 and more, and -n above 1"
         return
+    if exact := record.get("exact_block"):
+        yield from _exact(exact, s, record["kernels"])
     for key, name in (
         ("abs_gap", "|gap|"),
         ("abs_pair_gap", "|pair gap|"),
@@ -165,6 +169,26 @@ def _more(record: Record) -> Iterator[str]:
             f"probes {t['probes']:.1f} s"
         )
     yield from _bound(record)
+
+
+def _exact(exact: Record, s: Record, kernels: Record) -> Iterator[str]:
+    n, differ = s["n_compared"], s["n_compared"] - s["n_equal"]
+    holds = (
+        f"single and block have the same bits in all {n} cells"
+        if not differ
+        else f"does NOT hold: single and block differ in {differ} of {n} cells"
+    )
+    plain = f"(without the switches in {exact['n_plain_equal']} of {exact['n_plain']})"
+    cost = said(exact["price"]) + medians(exact["price"])
+    yield f"exact block: {holds} {plain}; {cost}"
+    names = ", ".join(exact["names"])
+    also = f"; {', '.join(exact['single'])} in the single path and the AR run too, since "
+    yield f"exact block: {names} refused in block decodes" + (
+        f"{also}{exact['reason']}" if exact["single"] else " alone"
+    )
+    block = kernels.get("block")
+    if differ and isinstance(block, dict) and load_time(block["kernels"]):
+        yield "exact block: repacked weights keep their kernels from load time; add --no-repack"
 
 
 def _quantile(key: str) -> str:
