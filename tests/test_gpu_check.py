@@ -152,6 +152,10 @@ def test_a_step_ends_or_is_killed() -> None:
     steps.run_all([never], deadline=0, workers=1)
     assert (good.ok, good.exit, good.complaint) == (True, 0, "")
     assert bad.ok and bad.complaint.startswith("csb: no command 'nothing'")
+    bad.one_line = True
+    assert bad.ok
+    good.one_line = True
+    assert not good.ok
     assert (hangs.ok, hangs.exit) == (False, -9)
     assert (never.ok, never.exit) == (False, None)
 

@@ -45,7 +45,9 @@ def make_models(source: Path, work: Path) -> dict[str, Path]:
     models = {kind: work / f"model-{kind}.gguf" for kind in steps.TYPES}
     for kind in ("BF16", *(t for t in steps.TYPES if t != "BF16")):
         if not models[kind].exists():
-            quantize(source if kind == "BF16" else models["BF16"], models[kind], kind)
+            half = work / "model.half"  # a killed run must not leave a file that looks whole
+            quantize(source if kind == "BF16" else models["BF16"], half, kind)
+            half.rename(models[kind])
     return models
 
 
