@@ -529,7 +529,8 @@ def test_ctrl_c(
     assert (done.code, done.err) == (Exit.INTERRUPTED, "")
     found = json.loads(saved.read_text())
     assert found["complete"] is False
-    assert found["n_windows"] == 4 and named(found, "--slots 2")["n_windows"] == 4
+    # a decode of so small a model may end between two attempts to cancel it
+    assert 4 <= found["n_windows"] == named(found, "--slots 2")["n_windows"] < 12
     assert named(found, "--slots 2")["why_not"] == ""
     assert done.last.startswith("csb: not finished: ")
 
