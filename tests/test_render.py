@@ -92,8 +92,8 @@ def test_the_seed_s_lines_as_the_seed_prints_them() -> None:
 
 
 MORE = [
-    "compared", "|gap|", "|pair gap|", "margin", "near ties", "flips by class", "distributions",
-    "prefix", "controls", "time", "csb",
+    "compared", "|gap|", "|pair gap|", "|pair drift|", "margin", "near ties", "flips by class",
+    "distributions", "prefix", "controls", "time", "csb",
 ]  # fmt: skip
 TABLES = ["=== AR trajectory ===", "=== dlogit by position and block offset ===", "=== cells ==="]
 
@@ -122,7 +122,7 @@ def test_compared_counts_equal_and_one_row_cells() -> None:
 
 def test_sizes_are_given_by_quantiles() -> None:
     made = table(21, dlogit=[(-1) ** k * k / 8 for k in range(21)])
-    assert line_of(small(made), "|gap|:") == "|gap|:      " + "  ".join(
+    assert line_of(small(made), "|gap|:") == "|gap|:        " + "  ".join(
         (
             "5 % 0.125",
             "25 % 0.625",

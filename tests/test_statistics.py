@@ -259,7 +259,7 @@ def test_verdict_line() -> None:
 SEED_KEYS = {"pos", "t", "j", "l_s", "l_b", "dlogit", "amax_s", "amax_b", "lmax_s", "lmax_b"}
 CSB_KEYS = {
     "top2_s", "top2_b", "margin_s", "margin_b", "p_s", "p_b", "kl", "tv", "max_abs", "rms",
-    "n_diff", "rank_s", "rank_b", "pair_gap", "ubatch_rows",
+    "n_diff", "rank_s", "rank_b", "pair_gap", "pair_drift", "ubatch_rows",
 }  # fmt: skip
 
 

@@ -51,6 +51,7 @@ COLUMNS = (
     Column("rank_s", "i4", "the AR token's rank in the single path, 0 is best"),
     Column("rank_b", "i4", "and in the block path"),
     Column("pair_gap", "f8", "gap of the two winners' difference: what can turn the argmax"),
+    Column("pair_drift", "f8", "drift of the difference of the AR run's best two"),
     Column("crossed", "f8", "at a flip: l_single of its winner minus that of the block's", None),
     Column("n_bad", "i4", "entries of either row that are NaN or infinite", None),
 )

@@ -110,6 +110,7 @@ def summarise(table: Cells, decided: float) -> dict[str, Any]:
         "quantiles": {
             "abs_gap": quantiles(np.abs(compared["dlogit"])),
             "abs_pair_gap": quantiles(np.abs(compared["pair_gap"])),
+            "abs_pair_drift": quantiles(np.abs(compared["pair_drift"])),
             "margin": quantiles(margin),
         },
         "max_abs": _largest(compared["max_abs"]),

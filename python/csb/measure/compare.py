@@ -184,7 +184,7 @@ class _Run:
         self.memory.block(window.inputs, window.prefix, block)
         table = score(
             window,
-            self.made.trajectory.logits,
+            self.made.trajectory,
             single,
             block,
             self.memory.ubatch_rows(len(window.inputs)),

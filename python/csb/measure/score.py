@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from csb import cells
+from csb.measure.trajectory import Trajectory
 from csb.native import rows
 from csb.native.context import Rows
 from csb.native.table import Pair, Row
@@ -13,13 +14,14 @@ from csb.plan import Window
 
 def score(
     window: Window,
-    l_ar: list[float],
+    ar: Trajectory | None,
     single: Rows,
     block: Rows,
     ubatch_rows: list[int],
     temperature: float,
 ) -> cells.Cells:
-    """The window's cells. single and block: float32 [rows, n_vocab]; l_ar: the whole trajectory's.
+    """The window's cells. single and block: float32 [rows, n_vocab]. Without a trajectory there is
+    no drift in them.
 
     p, KL and total variation are of softmax(row / temperature).
     """
@@ -33,7 +35,6 @@ def score(
     made["pos"] = window.t + made["j"]
     made["ubatch_rows"] = ubatch_rows
     made["id"] = window.targets
-    made["l_ar"] = l_ar[window.t : window.t + n]
     made["n_bad"] = s[:, Row.N_BAD] + b[:, Row.N_BAD]
     made["n_diff"] = pair[:, Pair.N_DIFF]
     for measure in (Pair.KL, Pair.TV, Pair.MAX_ABS, Pair.RMS):
@@ -59,4 +60,17 @@ def score(
     bad = (made["n_bad"] > 0) | (y < 0)
     made["pair_gap"] = np.where(bad, np.nan, s_xy - b_xy)
     made["crossed"] = np.where(flipped & ~bad, s_xy, np.nan)
+    made["l_ar"], made["pair_drift"] = np.nan, np.nan
+    if ar is not None:
+        _add_drift(made, ar, single)
     return made
+
+
+def _add_drift(made: cells.Cells, ar: Trajectory, single: Rows) -> None:
+    """What the AR run's best two tokens have in the single path."""
+    for i, p in enumerate(made["pos"]):
+        best, (second, l_second) = ar.ids[p], ar.runners_up[p]
+        made["l_ar"][i] = ar.logits[p]
+        if second >= 0 and not made["n_bad"][i]:
+            now = float(single[i, best]) - float(single[i, second])
+            made["pair_drift"][i] = ar.logits[p] - l_second - now

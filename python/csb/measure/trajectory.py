@@ -17,10 +17,12 @@ from csb.native.table import Row
 
 @dataclass
 class Trajectory:
-    """Tokens ar[0..n-1], their logits, the first `width` rows whole, a digest of each if wanted."""
+    """Tokens ar[0..n-1], their logits, the second best of each row, the first `width` rows whole, a
+    digest of each if wanted."""
 
     ids: list[int] = field(default_factory=list)
     logits: list[float] = field(default_factory=list)
+    runners_up: list[tuple[int, float]] = field(default_factory=list)  # token, logit
     digests: list[bytes] = field(default_factory=list)
     first_rows: Rows = field(default_factory=lambda: np.empty((0, 0), np.float32))
     ended: bool = False  # by an end-of-generation token, which is kept
@@ -61,6 +63,7 @@ def run(
         token = int(summary[Row.ARGMAX])
         made.ids.append(token)
         made.logits.append(float(summary[Row.MAX]))
+        made.runners_up.append((int(summary[Row.SECOND]), float(summary[Row.SECOND_L])))
         progress()
         if context.model.is_eog(token):
             made.ended = True

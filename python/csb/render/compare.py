@@ -134,9 +134,10 @@ def _more(record: Record) -> Iterator[str]:
     for key, name in (
         ("abs_gap", "|gap|"),
         ("abs_pair_gap", "|pair gap|"),
+        ("abs_pair_drift", "|pair drift|"),
         ("margin", "margin"),
     ):
-        yield f"{name + ':':<12}" + "  ".join(
+        yield f"{name + ':':<14}" + "  ".join(
             f"{_quantile(k)} {_number(v, '.4g')}" for k, v in q[key].items()
         )
     near = s["near_tie_limit"]
