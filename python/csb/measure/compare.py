@@ -51,10 +51,12 @@ def compare(
     progress: Progress = lambda step, done, total: None,
     sink: Sink = lambda window, table, single, block: None,
     begin: Begin = lambda trajectory: None,
+    ar_sink: trajectory.RowSink | None = None,
 ) -> Measurement:
     """Measures `plan` on the memory's context. progress(step, done, total); begin gets the
     trajectory; sink gets every window's cells and rows as soon as they are there; the rows are
     overwritten by the next. The memory then holds the window's prefix, and sink may decode on it.
+    ar_sink gets every row of the AR run likewise.
 
     An interrupt or an error of the measurement does not raise: it ends in `stopped`, with all that
     was measured before it.
@@ -64,7 +66,7 @@ def compare(
     rows = np.empty((min(plan.width, plan.n_gen), memory.context.n_vocab), np.float32)
     made = Measurement(trajectory.Trajectory(first_rows=rows), prefix.PrefixRecord(plan.prefix))
     try:
-        _Run(memory, plan, prompt, quantized, progress, sink, begin, made).run()
+        _Run(memory, plan, prompt, quantized, progress, sink, begin, ar_sink, made).run()
     except (KeyboardInterrupt, CsbError) as error:
         made.stopped = error
     if made.parts:
@@ -81,6 +83,7 @@ class _Run:
     progress: Progress
     sink: Sink
     begin: Begin
+    ar_sink: trajectory.RowSink | None
     made: Measurement
 
     def __post_init__(self) -> None:
@@ -114,6 +117,7 @@ class _Run:
             self.made.trajectory,
             lambda: self.progress("AR run", next(done), self.plan.n_gen),
             digests=self.plan.prefix == "incremental",
+            sink=self.ar_sink,
         )
         ar_end = time.perf_counter()
 

@@ -14,6 +14,8 @@ from csb.native import rows
 from csb.native.context import Rows
 from csb.native.table import Row
 
+RowSink = Callable[[int, Rows], None]  # position, its row [1, n_vocab], overwritten by the next
+
 
 @dataclass
 class Trajectory:
@@ -39,6 +41,7 @@ def run(
     made: Trajectory,
     progress: Callable[[], None],
     digests: bool,
+    sink: RowSink | None = None,
 ) -> None:
     """Decodes n tokens greedily from the prompt's last one on, into `made`.
 
@@ -60,6 +63,8 @@ def run(
             made.first_rows[p] = row[0]
         if digests:
             made.digests.append(digest(row))
+        if sink is not None:
+            sink(p, row)
         token = int(summary[Row.ARGMAX])
         made.ids.append(token)
         made.logits.append(float(summary[Row.MAX]))
