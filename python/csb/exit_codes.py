@@ -15,10 +15,12 @@ class Exit(enum.IntEnum):
 
 
 MEANING = {
-    Exit.DONE: "done; compare: no flip (exact ties alone do not count)",
-    Exit.DIFFERENT: "compare: a flip (see --fail-on); widths --against, diff: changed",
+    Exit.DONE: "done; compare: no flip (exact ties do not count); speculate: the text is AR's",
+    Exit.DIFFERENT: "compare: a flip (see --fail-on); widths --against, diff: changed; "
+    "speculate: parted, all of it rounding",
     Exit.ERROR: "usage, input, native or internal error: one line says what to do",
     Exit.INVALID: "the measurement is not valid: a control failed, or nothing was compared",
+    Exit.FAULT: "speculate: what is not rounding: a fault of the loop or its memory",
     Exit.INTERRUPTED: "Ctrl-C or SIGTERM; what was measured is saved with complete: false",
 }
 

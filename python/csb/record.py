@@ -75,7 +75,6 @@ def head(plan: ComparePlan, prompt: Prompt, provenance: dict[str, Any]) -> Recor
             "prefix": plan.prefix,
             "temperature": plan.temperature,
             "decided": plan.decided,
-            "repack": plan.model.repack,
             "without": list(plan.without),
             "exact_block": plan.exact_block and list(plan.exact_block),
             **prompt.to_json(),
@@ -84,21 +83,18 @@ def head(plan: ComparePlan, prompt: Prompt, provenance: dict[str, Any]) -> Recor
     }
 
 
-def settings(model: ModelPlan, provenance: dict[str, Any]) -> dict[str, Any]:
-    """Model and context as they became."""
+def settings(model: ModelPlan, provenance: dict[str, Any]) -> Record:
+    """What every record's `config` begins with."""
     value = {name: p["value"] for name, p in provenance["parameters"].items()}
+    names = (
+        *("flash_attn", "n_gpu_layers", "n_threads", "n_threads_batch", "n_batch", "n_ubatch"),
+        *("n_ctx", "type_k", "type_v"),
+    )
     return {
         "model": str(model.path),
         "model_name": model.name,
-        "flash_attn": value["flash_attn"],
-        "n_gpu_layers": value["n_gpu_layers"],
-        "n_threads": value["n_threads"],
-        "n_threads_batch": value["n_threads_batch"],
-        "n_batch": value["n_batch"],
-        "n_ubatch": value["n_ubatch"],
-        "n_ctx": value["n_ctx"],
-        "type_k": value["type_k"],
-        "type_v": value["type_v"],
+        **{name: value[name] for name in names},
+        "repack": model.repack,
     }
 
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
-from csb import cells, kernels, record
+from csb import cells, kernels, record, unfinished
 from csb.measure import reference
-from csb.measure.compare import Measurement, Sink, compare
+from csb.measure.compare import Measurement, compare
 from csb.measure.reference import KeptRows
 from csb.measure.session import Session, open_session
 from csb.measure.trace import switch_effects
-from csb.native import net, worker
+from csb.native import worker
 from csb.native.context import Rows
 from csb.plan import ComparePlan, Window
 from csb.prompt.resolve import resolve
 from csb.render.output import note, save
 from csb.render.progress import Steps
 from csb.save_logits import LogitsFile
-
-CELLS = "CELLS"
 
 
 def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, Any]:
@@ -46,10 +44,11 @@ def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, An
             LogitsFile(plan.save_logits, prompt.tokens) as logits,
             contextlib.closing(KeptRows()) as kept,
         ):
-            with net_under(json_path, unfinished(head)) as keep, Steps() as steps:
+            with unfinished.kept(json_path, unfinished.of(head, "cells")) as keep, Steps() as steps:
 
                 def sink(window: Window, table: cells.Cells, single: Rows, block: Rows) -> None:
-                    keep(window, table, single, block)
+                    if json_path is not None:
+                        keep(cells.to_json(table))
                     logits.add(window, single, block)
                     if plan.reference:
                         kept.add(window, table, single, block)
@@ -67,9 +66,8 @@ def run_compare(plan: ComparePlan, json_path: str | None = None) -> dict[str, An
                     lambda: switch_effects(memory, ran, plan.width, switches),
                     session.context.cancel,
                 )
-            made = record.build(
-                plan, prompt, provenance, measured, piece_of(session.model), seconds
-            )
+            piece = piece_of(session.model)
+            made = record.build(plan, prompt, provenance, measured, piece, seconds)
             if distances is not None:
                 made["reference"] = distances.to_json()
             if json_path is not None:
@@ -96,10 +94,17 @@ def _reference(
         return None
 
 
-def interruptible(work: Callable[[], Measurement], cancel: Callable[[], object]) -> Measurement:
+class Stoppable(Protocol):
+    stopped: BaseException | None
+
+
+S = TypeVar("S", bound=Stoppable)
+
+
+def interruptible(work: Callable[[], S], cancel: Callable[[], object]) -> S:
     """All of the work on the worker thread at once: handing over every single decode would cost
-    more than the rest of csb. An interrupt cancels the decode that runs."""
-    done: list[Measurement] = []
+    more than the rest of csb. An interrupt cancels the decode that runs and ends in `stopped`."""
+    done: list[S] = []
     try:
         worker.run(lambda: done.append(work()), cancel)
     except KeyboardInterrupt as interrupt:
@@ -109,31 +114,10 @@ def interruptible(work: Callable[[], Measurement], cancel: Callable[[], object])
     return done[0]
 
 
-def raise_error(measured: Measurement) -> None:
+def raise_error(measured: Stoppable) -> None:
     if measured.stopped is not None and not isinstance(measured.stopped, KeyboardInterrupt):
         raise measured.stopped
 
 
 def piece_of(model: Any) -> Any:
     return model.piece if model.info["has_tokenizer"] else lambda token: b""
-
-
-def unfinished(head: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run that llama.cpp aborts, with CELLS where the cells belong."""
-    return {**head, "complete": False, "outcome": "aborted", "cells": CELLS}
-
-
-@contextlib.contextmanager
-def net_under(json_path: str | None, aborted: dict[str, Any]) -> Iterator[Sink]:
-    """If llama.cpp aborts, `aborted` with the cells measured so far is written to json_path."""
-    if json_path is None:
-        yield lambda window, table, single, block: None
-        return
-    before, after = record.dumps(aborted).rsplit(f'"{CELLS}"', 1)
-    net.arm(json_path, f"{before}[", f"]{after}")
-    try:
-        yield lambda window, table, single, block: net.append(
-            ",".join(record.compact(c) for c in cells.to_json(table))
-        )
-    finally:
-        net.disarm()

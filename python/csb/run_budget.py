@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from csb import against as other_build
-from csb import budget_record, cells, record
+from csb import budget_record, cells, record, unfinished
 from csb.budget import BudgetPlan, Facts, Line, combinations, lines
 from csb.errors import CsbError, UnsupportedError
 from csb.measure.budget import Budget, Lines, Unpacked
@@ -29,7 +29,7 @@ from csb.plan import ContextPlan, Window
 from csb.prompt.resolve import resolve
 from csb.render.output import note, save
 from csb.render.progress import Steps
-from csb.run import interruptible, net_under, piece_of, raise_error, unfinished
+from csb.run import interruptible, piece_of, raise_error
 
 
 def run_budget(
@@ -58,11 +58,12 @@ def run_budget(
         facts = worker.run(lambda: _facts(session, memory, plan, tokens), session.context.cancel)
         opened = _Opened(session, memory, plan, facts, len(tokens), stack)
         budget = Budget(memory, compared, tokens, opened.lines)
-        head = unfinished(record.head(compared, prompt, provenance))
-        with net_under(json_path, budget_record.head(head)) as keep, Steps() as steps:
+        head = unfinished.of(record.head(compared, prompt, provenance), "cells")
+        with unfinished.kept(json_path, budget_record.head(head)) as keep, Steps() as steps:
 
             def sink(window: Window, table: cells.Cells, single: Rows, block: Rows) -> None:
-                keep(window, table, single, block)
+                if json_path is not None:
+                    keep(cells.to_json(table))
                 budget.window(window, table, single, block)
 
             measured = interruptible(

@@ -73,7 +73,6 @@ def run_widths(plan: WidthsPlan, like: Record | None = None) -> Record:
                 "config": {
                     **settings(plan.model, provenance),
                     "places": plan.places,
-                    "repack": plan.model.repack,
                     "without": list(plan.without),
                 },
                 "seconds": {"load": session.load_seconds, **made.seconds},

@@ -28,6 +28,7 @@ COMMANDS = {
     "locate": "csb.cli.locate",
     "budget": "csb.cli.budget",
     "diff": "csb.cli.diff",
+    "speculate": "csb.cli.speculate",
     "models": "csb.cli.models",
     "quantize": "csb.cli.quantize",
     "bench": "csb.cli.bench",

@@ -329,7 +329,7 @@ def prompt_plan(options: dict[str, Any]) -> PromptPlan:
         raise click.UsageError("give only one of -p, -f and --tokens", click.get_current_context())
     text = options["prompt"]
     if options["file"] is not None:
-        text = _read_prompt(options["file"])
+        text = read_text("-f", options["file"])
     return PromptPlan(
         text=DEFAULT_PROMPT if text is None else text,
         tokens=options["tokens"],
@@ -350,14 +350,15 @@ def compare_plan(options: dict[str, Any]) -> ComparePlan:
     )
 
 
-def _read_prompt(name: str) -> str:
+def read_text(option: str, name: str) -> str:
+    """A text file, or stdin for "-". FileError names the option."""
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         return data.decode("utf-8").rstrip("\r\n")
     except OSError as error:
-        raise FileError(f"-f {name}: {error.strerror}") from error
+        raise FileError(f"{option} {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise FileError(f"-f {name}: is not UTF-8 text") from error
+        raise FileError(f"{option} {name}: is not UTF-8 text") from error
 
 
 def keep_apart(**files: str | None) -> None:

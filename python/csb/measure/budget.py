@@ -71,14 +71,14 @@ class Budget:
         self.memory, self.plan, self.prompt, self.lines = memory, plan, prompt, lines
         self.repeats = Repeats()
         self.n_windows = 0
-        self._l_ar: list[float] = []
+        self._ar = Trajectory()
         n_rows = min(plan.width, plan.n_gen)
         self._single, self._block = (
             np.empty((n_rows, memory.context.n_vocab), np.float32) for _ in range(2)
         )
 
     def begin(self, trajectory: Trajectory) -> None:
-        self._l_ar = trajectory.logits
+        self._ar = trajectory
         text = self.prompt + trajectory.ids
         for measured, setup in self._setups():
             _guarded(measured, functools.partial(setup.begin, text, len(self.prompt)))
@@ -90,8 +90,8 @@ class Budget:
         return pairs
 
     def window(self, window: Window, table: cells.Cells, single: Rows, block: Rows) -> None:
-        whole = len(window.inputs) == min(self.plan.width, len(self._l_ar))
-        base = Baseline(window, single, block, self._l_ar, self.plan.temperature, whole)
+        whole = len(window.inputs) == min(self.plan.width, len(self._ar.ids))
+        base = Baseline(window, single, block, self._ar, self.plan.temperature, whole)
         state = functools.cache(functools.partial(self.memory.state, window.prefix))
         self._again(base)  # scoring has put other things into the processor's caches
         built = self._again(base)

@@ -11,6 +11,7 @@ from csb import cells
 from csb.budget import Line
 from csb.measure.memory import Memory
 from csb.measure.score import score
+from csb.measure.trajectory import Trajectory
 from csb.native import rows
 from csb.native.context import Rows
 from csb.native.table import Pair
@@ -27,7 +28,7 @@ class Baseline:
     window: Window
     single: Rows
     block: Rows
-    l_ar: list[float]  # the whole trajectory's
+    ar: Trajectory
     temperature: float
     whole: bool  # not one of the shorter windows at the trajectory's end
 
@@ -59,9 +60,7 @@ class Measured:
     def add(self, base: Baseline, memory: Memory, single: Rows, block: Rows) -> None:
         """One window's rows of both paths. single may be the baseline's own, where it is proven."""
         n = len(base.window.inputs)
-        table = score(
-            base.window, base.l_ar, single, block, memory.ubatch_rows(n), base.temperature
-        )
+        table = score(base.window, base.ar, single, block, memory.ubatch_rows(n), base.temperature)
         change = np.zeros((n, len(CHANGES)))
         pairs = ((0, single, base.single), (2, block, base.block))
         for column, ours, theirs in pairs:

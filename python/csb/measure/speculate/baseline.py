@@ -91,5 +91,5 @@ def measure(
                 (pair,) = rows.compare(kept.pop(p), single[j : j + 1])
                 rms.append(float(pair[Pair.RMS]))
 
-    compared = compare(memory, plan, prompt, quantized, progress, window, ar_row)
+    compared = compare(memory, plan, prompt, quantized, progress, window, ar_sink=ar_row)
     return Baseline(compared, digests, rms, watching)
