@@ -29,6 +29,7 @@ from csb.measure.line import Baseline, Measured
 from csb.measure.memory import Memory, same_bits
 from csb.measure.setups import Beside, Neighbours, Prefilled
 from csb.measure.switches import SPOT, WRONG, SwitchGroup
+from csb.measure.trajectory import Trajectory
 from csb.native.library import quantize
 from csb.plan import EXACT_SWITCHES, Window
 from csb.render.budget import render
@@ -447,7 +448,8 @@ def test_records_that_are_wrong_are_found() -> None:
             return [n] * n
 
     plain = np.ones((2, 4), np.float32)
-    base = Baseline(Window(0, 1, (1, 2), (2, 3)), plain, plain, [0.0, 0.0], 1.0, True)
+    ar = Trajectory([2, 3], [0.0, 0.0], [(1, 0.0), (1, 0.0)])
+    base = Baseline(Window(0, 1, (1, 2), (2, 3)), plain, plain, ar, 1.0, True)
     wrong, right = (Measured(Line("switches", n, switches=(n,))) for n in ("tiled", "llamafile"))
     group = SwitchGroup(Changing(), [wrong, right], 2)  # type: ignore[arg-type]
     for nth in range(1, 3):

@@ -95,9 +95,9 @@ void library() {
     OK(csb_library_system(&text));
     CHECK(std::strstr(text, "\"devices\""));
     BAD(csb_library_set_log_level(0));
-    BAD(csb_library_build(nullptr));
     BAD(csb_library_add_rpc(nullptr, 1000));
     BAD(csb_library_add_rpc("127.0.0.1:1", 0));
+    BAD(csb_library_build(nullptr));
     // a message belongs to the thread that failed
     std::string other;
     std::thread([&] { other = csb_error_message(); }).join();
@@ -390,6 +390,57 @@ void hooks() {
     csb_model_close(model);
 }
 
+// The node's output in bytes, from its description, where what it says of itself comes first.
+int64_t output_bytes(const char * json) {
+    long long    ne[4] = {0, 0, 0, 0}, block = 0, size = 0;
+    const char * at    = std::strstr(json, "\"block\":");
+    CHECK(at && std::sscanf(at, "\"block\":%lld,\"block_bytes\":%lld", &block, &size) == 2);
+    at = std::strstr(json, "\"ne\":[");
+    CHECK(at && std::sscanf(at, "\"ne\":[%lld,%lld,%lld,%lld", ne, ne + 1, ne + 2, ne + 3) == 4);
+    return ne[0] / block * size * ne[1] * ne[2] * ne[3];
+}
+
+void look_at(void * user, csb_node * node, int32_t after) {
+    auto &       seen = *static_cast<int *>(user);
+    const char * json = nullptr;
+    OK(csb_node_describe(node, &json));
+    const int64_t        size = output_bytes(json);
+    std::vector<uint8_t> ran(static_cast<size_t>(size)), read = ran;
+    BAD(csb_node_read(node, -1, -1, 0, 1, size + 1, read.data()));
+    BAD(csb_node_read(node, 99, -1, 0, 1, size, read.data()));
+    const bool runs = csb_node_rerun(node, size, ran.data()) == CSB_OK; // not into another tensor
+    if (after) {
+        OK(csb_node_read(node, -1, -1, 0, 1, size, read.data()));
+        OK(csb_node_write(node, -1, -1, 0, 1, size, read.data()));
+        CHECK(!runs || ran.size() == read.size());
+        seen++;
+    }
+}
+
+void watching() {
+    csb_model * model = open_model("llama.gguf");
+    run_threads(3, [&](int i) { // one watches, one traces, one does neither
+        csb_context * context = open_context(model);
+        int           seen    = 0;
+        for (int k = 0; k < 3; k++) {
+            if (i == 0) {
+                OK(csb_context_watch(context, look_at, &seen));
+            } else if (i == 1) {
+                OK(csb_context_trace(context, 1, 1, 1 << 20));
+            }
+            OK(decode(context, 1 + 3 * k, next_position(context)));
+        }
+        CHECK((seen > 0) == (i == 0));
+        csb_context_close(context);
+    });
+    csb_context * context = open_context(model);
+    BAD(csb_context_watch(nullptr, look_at, nullptr));
+    BAD(csb_node_describe(nullptr, nullptr));
+    OK(csb_context_watch(context, nullptr, nullptr));
+    csb_context_close(context);
+    csb_model_close(model);
+}
+
 struct op_call { // a product of [32, 8] and [32, n], n rows of 8
     std::vector<int32_t>      params   = std::vector<int32_t>(16, 0);
     std::vector<int64_t>      out_ne   = {8, 3, 1, 1};
@@ -499,6 +550,7 @@ int main(int argc, char ** argv) {
         {"closing meanwhile", closing_meanwhile},
         {"many contexts", many_contexts},
         {"hooks", hooks},
+        {"watching", watching},
         {"ops", ops},
         {"net", net},
     };
