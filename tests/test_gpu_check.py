@@ -115,6 +115,25 @@ def test_findings() -> None:
     assert text[-1] == "tests/gpu/run: 1 of 2 steps ended as they should; not so: widths F16"
 
 
+def test_a_budget_s_lines() -> None:
+    moved = {"single": {"max_abs": 0.0}, "block": {"max_abs": 0.125}}
+    lines = [
+        {"name": "against x", "why_not": "", "summary": moved},
+        {"name": "flash", "why_not": "another cache"},
+    ]
+    step = steps.Step("budget Q8_0", [], exit=0, said="csb: done")
+    text = list(findings.report(findings.find({}), [step], {"budget Q8_0": {"lines": lines}}))
+    assert text[-2] == (
+        "budget Q8_0: exit 0, 0.0 s: csb: done | against x: by up to single 0, block 0.125 | "
+        "flash: another cache"
+    )
+
+
+def test_no_trace_is_no_agreement() -> None:
+    (line, *_) = findings.report(findings.find({}), [], {})
+    assert line == "no trace of a device: nothing was held against the table"
+
+
 def _every_row() -> dict[str, Any]:
     """As the table says, but for 17 rows."""
     calls = []

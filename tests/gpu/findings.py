@@ -129,9 +129,19 @@ def _ending(step: Step) -> str:
     return f"exit {step.exit}, {step.seconds:.1f} s: {' | '.join(filter(None, lines))}"
 
 
+def _line(line: Mapping[str, Any]) -> str:
+    """Of a budget: how far its rows move from the baseline's."""
+    if line["why_not"]:
+        return f"{line['name']}: {line['why_not']}"
+    paths = (f"{path} {line['summary'][path]['max_abs']:.3g}" for path in ("single", "block"))
+    return f"{line['name']}: by up to {', '.join(paths)}"
+
+
 def _more(record: Mapping[str, Any]) -> str:
     if "rows_agree" in record:
         return f" | rows agree: {record['rows_agree']}"
+    if "lines" in record:
+        return "".join(f" | {_line(line)}" for line in record["lines"])
     limits = record.get("summary", {}).get("quantiles", {}).get("abs_gap", {})
     if not limits:
         return ""

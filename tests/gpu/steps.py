@@ -83,6 +83,11 @@ def plan(models: dict[str, Path], out: Path, cpu: bool, n: int, budget: bool) ->
     if budget:
         for kind in ("BF16", "Q8_0"):
             add(f"budget {kind}", "budget", kind)
+        for kind in ("BF16", "Q8_0"):  # after the comparisons they read
+            for switch in ("no fusion", "no graphs"):
+                other = str(out / f"compare {kind} {switch} 1.json")
+                rest = ("-n", str(n), "--lines", "noise", "--against", other)
+                add(f"budget {kind} {switch}", "budget", kind, *rest, alone=True)
     made += list(_faults(models["BF16"], cpu))
     return made
 
