@@ -110,7 +110,7 @@ def test_findings() -> None:
     assert moved in text
     assert "F16: bits under watching: trace keeps, trace, no graphs keeps, locate CHANGES" in text
     assert "F16: kernels with and without CUDA graphs: differ at 17 rows" in text
-    assert "cells that differ from the table: 1" in text
+    assert "cells that differ from the table: 1 of 16" in text
     assert "  F16 products, 17 rows: mmf, expected cuBLAS" in text
     assert text[-1] == "tests/gpu/run: 1 of 2 steps ended as they should; not so: widths F16"
 

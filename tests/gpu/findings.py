@@ -105,6 +105,9 @@ def report(found: Mapping[str, Any], steps: list[Step], records: Records) -> Ite
 
 
 def _kernels(kernels: Mapping[str, Any]) -> Iterator[str]:
+    if not kernels:
+        yield "no trace of a device: nothing was held against the table"
+        return
     heads = ["", *(f"{n} rows" for n in kernel_table.ROWS)]
     lines = [heads]
     for kind, of in kernels.items():
@@ -114,7 +117,8 @@ def _kernels(kernels: Mapping[str, Any]) -> Iterator[str]:
     for line in lines:
         yield "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
     differs = [line for of in kernels.values() for line in of["differs"]]
-    yield f"cells that differ from the table: {len(differs)}"
+    held = sum(len(of[what]) for of in kernels.values() for what in ("products", "attention"))
+    yield f"cells that differ from the table: {len(differs)} of {held}"
     yield from (f"  {line}" for line in differs)
 
 
@@ -139,7 +143,7 @@ def _line(line: Mapping[str, Any]) -> str:
 
 def _more(record: Mapping[str, Any]) -> str:
     if "rows_agree" in record:
-        return f" | rows agree: {record['rows_agree']}"
+        return f" | {record['rows_agree']}"
     if "lines" in record:
         return "".join(f" | {_line(line)}" for line in record["lines"])
     limits = record.get("summary", {}).get("quantiles", {}).get("abs_gap", {})
