@@ -20,7 +20,7 @@ from csb.native.table import Row
 from csb.speculation import record
 from csb.speculation.plan import Way
 from csb.speculation.texts import accept
-from planted import OffByOne, Planted, RowsOffByOne, StaleRow, TailKept, TailLeft
+from planted_loop import OffByOne, Planted, RowsOffByOne, StaleRow, TailKept, TailLeft
 from process import Run
 from test_speculate_loop import plan, settings, tokens
 
