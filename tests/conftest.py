@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import csb
@@ -82,6 +83,17 @@ def without_hooks() -> Path:
     path = Path(__file__).parents[1] / "build/default/csrc/libcsb_without_hooks.so"
     assert path.exists(), "no build folder here: pip install . in this checkout first"
     return path
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """Ctrl-C interrupts, also behind a shell's `&` and where csb ended by one before."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {n: signal.getsignal(n) for n in numbers}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -62,7 +62,11 @@ def test_mul_mat_of_other_types(kind: str, repack: bool) -> None:
 
 
 @X86
-@pytest.mark.parametrize(("kind", "repack"), CASES, ids=lambda v: str(v))
+@pytest.mark.parametrize(
+    ("kind", "repack"),
+    [case for case in CASES if case[0] != "q4_k_m"],  # a mixture is no type of an op
+    ids=lambda v: str(v),
+)
 def test_kernels_are_those_of_a_model(kind: str, repack: bool) -> None:
     w, x = floats(64, 256), floats(16, 256, seed=1)
     name = {"q4_k_s": "q4_K", "q6_k": "q6_K"}.get(kind, kind)
