@@ -247,7 +247,8 @@ CSB_API int32_t csb_context_clear(csb_context * context, int32_t data);
 // A sequence's state as bytes, and back. partial 1: only what cannot be cut back (recurrent state,
 // sliding-window ring); of a plain attention memory it is everything too. Capacity below the size:
 // CSB_ERROR_ARGUMENT. csb's own header guards csb_context_state_set: bytes that are not a whole
-// state of this kind, model and parameters are CSB_ERROR_ARGUMENT. CSB_ERROR_UNSUPPORTED: llama.cpp
+// state of this kind, model and parameters are CSB_ERROR_ARGUMENT. (A cache that sequences share,
+// kv_unified, takes a lone sequence's state and gives one back.) CSB_ERROR_UNSUPPORTED: llama.cpp
 // refused them (a state longer than this context, say); the sequence may be empty then.
 CSB_API int32_t csb_context_state_size(csb_context * context, int32_t seq_id, int32_t partial,
                                        int64_t * out_size);
