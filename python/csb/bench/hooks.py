@@ -1,7 +1,8 @@
 """What hooks cost: the same decodes through a libcsb without them, with them off, and traced.
 
-Each pair opens both contexts anew, because where memory lies costs as much as a hook, and takes
-the ways in another order.
+Each pair opens both contexts anew, because where memory lies costs as much as a hook. Within a pair
+the ways take turns window by window, each round in another order, because the speed of a machine
+wanders more within a second than a hook costs; a pair's time for a way is its median window.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from csb.prompt.resolve import resolve
 from csb.render.progress import Steps
 
 SCHEMA = {"name": "csb.bench.hooks", "version": 1}
-CALLS = 4  # blocks, and as many times W single decodes, that one time stands for
+ROUNDS = 4  # windows of every way in a pair; a multiple of the ways, so that each is first as often
 
 Decode = Callable[[], None]
 
@@ -54,13 +55,16 @@ def run_hooks(plan: ComparePlan, without: Path, pairs: int) -> dict[str, Any]:
         )
         for pair in range(pairs):
             steps("bench", pair, pairs)
-            with (
-                Context(bare_model, **asdict(plan.context)) as bare,
-                session.another_context() as hooked,
-            ):
-                ways = list(_ways(bare, hooked))
-                for name, context, tracing in ways[pair % 4 :] + ways[: pair % 4]:
-                    decoded, all = _time(context, tokens, plan.width, tracing)
+            with contextlib.ExitStack() as stack:
+                opens = [
+                    lambda: Context(bare_model, **asdict(plan.context)),
+                    session.another_context,
+                ]
+                # the context opened first has another place in memory than the second
+                turn = 1 if pair % 2 else -1
+                contexts = [stack.enter_context(open()) for open in opens[::turn]]
+                bare, hooked = contexts[::turn]
+                for name, (decoded, all) in _pair(bare, hooked, tokens, plan.width).items():
                     seen.setdefault(name, []).append(decoded)
                     read.setdefault(name, []).append(all)
         provenance = session.provenance()
@@ -85,34 +89,43 @@ def _ways(bare: Context, hooked: Context) -> Iterator[Way]:
     yield "graph", hooked, lambda: Trace(hooked, graph=True, kernels=False)
 
 
-def _time(
-    context: Context, tokens: Sequence[int], width: int, tracing: Callable[[], Tracing]
-) -> tuple[float, float]:
-    """Seconds of CALLS windows decoded singly and as blocks after the prompt, and with the trace
-    read out."""
-    rows = np.empty((width, context.n_vocab), np.float32)
+def _pair(
+    bare: Context, hooked: Context, tokens: Sequence[int], width: int
+) -> dict[str, tuple[float, float]]:
+    """For each way the median seconds of a window, decoded singly and as a block after the prompt,
+    and of one with its trace read out."""
+    ways = list(_ways(bare, hooked))
+    rows = np.empty((width, hooked.n_vocab), np.float32)
     start = len(tokens) - 1
     inputs = [tokens[-1], *(tokens[i % start] for i in range(width - 1))] if start else tokens
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name, _, _ in ways}
 
-    def window() -> None:
-        context.remove(start)
-        context.steps(inputs, start, rows)
-        context.remove(start)
-        context.decode(inputs, start)
-
-    def run() -> tuple[float, float]:
-        context.remove(0)
-        if start:
-            context.decode(tokens[:-1], 0, outputs=False)
-        window()  # the first of each shape builds its graph
+    def window(context: Context, tracing: Callable[[], Tracing]) -> tuple[float, float]:
         begin = time.perf_counter()
         with tracing():
-            for _ in range(CALLS):
-                window()
+            context.remove(start)
+            context.steps(inputs, start, rows)
+            context.remove(start)
+            context.decode(inputs, start)
             decoded = time.perf_counter() - begin
         return decoded, time.perf_counter() - begin
 
-    return worker.run(run, context.cancel)
+    def run() -> None:
+        for context in (bare, hooked):
+            if start:
+                context.decode(tokens[:-1], 0, outputs=False)
+            window(context, contextlib.nullcontext)  # the first of each shape builds its graph
+        for first in range(ROUNDS):
+            for turn in range(len(ways)):
+                name, context, tracing = ways[(first + turn) % len(ways)]
+                window(context, tracing)  # the caches hold what another context left there
+                times[name].append(window(context, tracing))
+
+    worker.run(run, lambda: (bare.cancel(), hooked.cancel()))
+    return {
+        name: (statistics.median(d for d, _ in spent), statistics.median(a for _, a in spent))
+        for name, spent in times.items()
+    }
 
 
 def _row(name: str, seen: dict[str, list[float]], read: dict[str, list[float]]) -> dict[str, Any]:
