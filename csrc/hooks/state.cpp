@@ -52,12 +52,12 @@ void trace::add_ubatch(const std::string & text) {
         lost++;
         return;
     }
-    ubatches += (ubatches.empty() ? "" : ",") + text;
+    ubatches.append(ubatches.empty() ? "" : ",").append(text);
 }
 
 void trace::end_call(int32_t n_tokens) {
-    calls += (calls.empty() ? "" : ",") + ("{\"n_tokens\":" + std::to_string(n_tokens)) +
-             ",\"ubatches\":[" + ubatches + "]}";
+    calls.append(calls.empty() ? "" : ",").append("{\"n_tokens\":" + std::to_string(n_tokens));
+    calls.append(",\"ubatches\":[").append(ubatches).append("]}");
     ubatches.clear();
 }
 
