@@ -42,6 +42,7 @@ pytestmark = pytest.mark.native
 
 PROMPT = [5, 17, 300, 42, 9, 88]
 IDS = ("--tokens", ",".join(map(str, PROMPT)), "-t", "1", "-n", "12", "-W", "4", "-fa", "off")
+ALL = ("--every", "1")
 QUICK = "prefix,ubatch,slots,flash,cache,repack,switches"  # no second thread
 
 
@@ -67,7 +68,7 @@ def measure(run: Run, path: Path, *given: object) -> tuple[Result, dict[str, Any
 def made(bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     """The text and the record of one budget of the BF16 model."""
     saved = tmp_path_factory.mktemp("budget") / "b.json"
-    done = child("budget", "-m", bf16, *IDS, "--lines", QUICK, "--json", saved)
+    done = child("budget", "-m", bf16, *IDS, "--lines", QUICK, *ALL, "--json", saved)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout, json.loads(saved.read_text())
 
@@ -196,6 +197,22 @@ def split_block(model: csb.Model, text: list[int], window: Window) -> np.ndarray
         return np.concatenate(rows)
 
 
+def test_lines_that_are_no_switch_are_thinned(
+    run: Run, bf16: Path, made: tuple[str, dict[str, Any]]
+) -> None:
+    """One of two windows unless asked otherwise, with the cells that they have in the whole run."""
+    names = "ubatch,repack,switches"
+    done, found = measure(run, bf16, *IDS, "--lines", names)
+    assert "lines with fewer rows: in one of 2 windows (--every 1: in all)" in done.out
+    assert "--every" not in made[0]
+    for line in found["lines"]:
+        whole = named(made[1], line["name"])["cells"]
+        thinned = line["family"] == "ubatch"
+        assert line["cells"] == [c for c in whole if not (thinned and c["t"] % 2)]
+        if line["summary"]:
+            assert line["complete"] and line["n_windows"] == (6 if thinned else 12)
+
+
 def test_a_summary_is_of_its_cells(made: tuple[str, dict[str, Any]]) -> None:
     for line in made[1]["lines"]:
         if (s := line["summary"]) is None:
@@ -302,7 +319,7 @@ def test_threads_and_split_kv(run: Run, tiny_model: TinyModel) -> None:
     path = tiny_model("llama", "q4_1", n_layer=1)
     text = ",".join(map(str, tokens(260)))
     given = ("--tokens", text, "-t", "2", "-n", "2", "-W", "2", "-fa", "on")
-    done, found = measure(run, path, *given, "--lines", "threads,switches")
+    done, found = measure(run, path, *given, *ALL, "--lines", "threads,switches")
     assert found["baseline_summary"]["n_equal"] == 0
     one, off = named(found, "-t 1"), named(found, "--without split-kv")
     for line in (one, off):
@@ -391,7 +408,9 @@ def test_a_line_that_fails_ends_alone(
         plain(self, state, length)
 
     monkeypatch.setattr(Memory, "adopt", stale)
-    done, found = measure(run, bf16, *IDS, "--prefix", "reprefill", "--lines", "ubatch,prefix")
+    done, found = measure(
+        run, bf16, *IDS, *ALL, "--prefix", "reprefill", "--lines", "ubatch,prefix"
+    )
     split, written = named(found, "-ub 2"), named(found, "--prefix incremental")
     assert (split["n_windows"], split["complete"], split["why_not"]) == (5, False, "stale")
     assert (written["n_windows"], written["complete"]) == (12, True)
@@ -490,7 +509,7 @@ def test_an_interrupt_keeps_what_is_done(
     monkeypatch.setattr(Budget, "window", stop)
     saved = tmp_path / "b.json"
     given = ("--lines", "ubatch,switches", "--json", saved)
-    done = run("budget", "-m", bf16, *IDS, *given)
+    done = run("budget", "-m", bf16, *IDS, *ALL, *given)
     assert (done.code, done.err) == (Exit.INTERRUPTED, "")
     found = json.loads(saved.read_text())
     assert (found["complete"], found["baseline"]["complete"]) == (False, False)
@@ -498,17 +517,6 @@ def test_an_interrupt_keeps_what_is_done(
     assert done.last.startswith("csb: not finished: ")
 
 
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """csb ignores signals from the first one on, to the process's end: not this one's."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(n) for n in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("where", ["crowd", "baseline"])
 def test_ctrl_c(
     run: Run, bf16: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -527,7 +535,7 @@ def test_ctrl_c(
     monkeypatch.setattr(owner, name, stop)
     saved = tmp_path / "b.json"
     given = ("--slots", "2", "--lines", "slots,switches", "--json", saved)
-    done = run("budget", "-m", bf16, *IDS, *given)
+    done = run("budget", "-m", bf16, *IDS, *ALL, *given)
     assert (done.code, done.err) == (Exit.INTERRUPTED, "")
     found = json.loads(saved.read_text())
     assert found["complete"] is False

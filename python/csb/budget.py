@@ -16,12 +16,14 @@ MOST_SLOTS = 255  # sequences beside the one that is measured
 
 @dataclass(frozen=True)
 class BudgetPlan:
-    """A baseline and what is measured beside it. fit: contexts as small as the run allows."""
+    """A baseline and what is measured beside it. fit: contexts as small as the run allows. every:
+    what is no switch is measured in every N-th window; these lines take two thirds of the time."""
 
     compare: ComparePlan
     slots: tuple[int, ...] = SLOTS
     families: tuple[str, ...] = FAMILIES
     fit: bool = True
+    every: int = 2
 
 
 @dataclass(frozen=True)

@@ -155,10 +155,13 @@ class _Opened:
     def __post_init__(self) -> None:
         self._contexts.append(self.session.context)
         made = lines(self.facts, self.plan.slots, self.plan.families)
-        self.measured = [Measured(line) for line in made]
+        apart = ("noise", "switches", "repack", "combinations")
+        every = self.plan.every
+        self.measured = [
+            Measured(line, every=1 if line.family in apart else every) for line in made
+        ]
         here = self._group_on_baseline()
         unpacked = self._unpacked()
-        apart = ("noise", "switches", "repack", "combinations")
         others = [
             (m, setup)
             for m in self.measured

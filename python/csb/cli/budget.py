@@ -22,6 +22,7 @@ from csb.render.output import say
 @options.count("-n", "--predict", "n_gen", default=50, help="tokens of the trajectory (50)")
 @options.count("-W", "--block-width", "width", default=5, help="tokens of a block (5)")
 @options.count("--stride", default=1, help="a window at every N-th position (1)")
+@options.count("--every", default=2, help="lines that are no switch: one of N windows (2)")
 @click.option(
     "--prefix",
     type=click.Choice(PREFIXES),
@@ -52,6 +53,7 @@ from csb.render.output import say
 def command(
     ctx: click.Context,
     /,
+    every: int,
     slots: tuple[int, ...],
     families: tuple[str, ...],
     against: str | None,
@@ -70,7 +72,7 @@ def command(
     options.keep_apart(model=given["model"], against=against, json=json_path, plot=plot)
     other = (against, load(Path(against))) if against is not None else None
     fit = ctx.get_parameter_source("n_ctx") is ParameterSource.DEFAULT
-    plan = BudgetPlan(options.compare_plan(given), slots, families, fit)
+    plan = BudgetPlan(options.compare_plan(given), slots, families, fit, every)
     record = run_budget(plan, json_path, other)
     if plot is not None:
         from csb.render.budget_plot import draw

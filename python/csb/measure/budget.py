@@ -108,7 +108,8 @@ class Budget:
             work = functools.partial(self._without_repack, unpacked, base, state, reference)
             _guarded(unpacked.group.measured, work)
         for m, setup in self.lines.others:
-            _guarded([m], functools.partial(self._line, m, setup, base, state, reference))
+            if self.n_windows % m.every == 0:
+                _guarded([m], functools.partial(self._line, m, setup, base, state, reference))
         self.n_windows += 1
 
     def _again(self, base: Baseline) -> float:
@@ -166,7 +167,7 @@ class Budget:
     def _one_row_calls(self, m: Measured, base: Baseline, block: Rows) -> bool:
         """Whether the block itself was computed one row at a time, in this context, with the bits
         of the baseline's single path: decoding the rows singly would do the same once more."""
-        alone = m.line.context.get("n_ubatch") == 1 and self.n_windows % SPOT > 0
+        alone = m.line.context.get("n_ubatch") == 1 and len(m.parts) % SPOT > 0
         return alone and same_bits(block, base.single)
 
     def _without_repack(

@@ -37,11 +37,13 @@ class Baseline:
 class Measured:
     """Cells, changes against the baseline's rows (float64 [n, len(CHANGES)]) and blocks' times.
 
-    until_unequal: a combination that is of no use once a cell is unequal, and ends there.
+    until_unequal: a combination that is of no use once a cell is unequal, and ends there. every:
+    measured in the first window and every N-th after it.
     """
 
     line: Line
     until_unequal: bool = False
+    every: int = 1
     why_not: str = ""  # why it could not be had, or not to the end
     parts: list[cells.Cells] = field(default_factory=list)
     changes: list[Floats] = field(default_factory=list)
@@ -56,6 +58,10 @@ class Measured:
     @property
     def goes_on(self) -> bool:
         return not self.why_not and not (self.until_unequal and self.first_unequal)
+
+    def whole(self, n_windows: int) -> bool:
+        """Whether that is all there is of a baseline of so many windows."""
+        return not self.why_not and len(self.parts) >= -(-n_windows // self.every)
 
     def add(self, base: Baseline, memory: Memory, single: Rows, block: Rows) -> None:
         """One window's rows of both paths. single may be the baseline's own, where it is proven."""

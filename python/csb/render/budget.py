@@ -99,6 +99,9 @@ def _notes(record: Record) -> Iterator[str]:
             f"{PROVEN} not decoded in every window: the records show that none of the kernels ran "
             "there, or the block itself was computed one row at a time"
         )
+    every = max((line.get("every", 1) for line in lines if line["summary"]), default=1)
+    if every > 1:
+        yield f"lines with fewer rows: in one of {every} windows (--every 1: in all)"
     if any(line["family"] == "slots" and line["summary"] for line in lines):
         yield (
             "slots: each other sequence has a prefix of its own and one token in every call, all "
