@@ -8,6 +8,7 @@ wanders more within a second than a hook costs; a pair's time for a way is its m
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import statistics
 import time
@@ -56,10 +57,8 @@ def run_hooks(plan: ComparePlan, without: Path, pairs: int) -> dict[str, Any]:
         for pair in range(pairs):
             steps("bench", pair, pairs)
             with contextlib.ExitStack() as stack:
-                opens = [
-                    lambda: Context(bare_model, **asdict(plan.context)),
-                    session.another_context,
-                ]
+                bare_context = functools.partial(Context, bare_model, **asdict(plan.context))
+                opens: list[Callable[[], Context]] = [bare_context, session.another_context]
                 # the context opened first has another place in memory than the second
                 turn = 1 if pair % 2 else -1
                 contexts = [stack.enter_context(open()) for open in opens[::turn]]
@@ -121,7 +120,11 @@ def _pair(
                 window(context, tracing)  # the caches hold what another context left there
                 times[name].append(window(context, tracing))
 
-    worker.run(run, lambda: (bare.cancel(), hooked.cancel()))
+    def cancel() -> None:
+        bare.cancel()
+        hooked.cancel()
+
+    worker.run(run, cancel)
     return {
         name: (statistics.median(d for d, _ in spent), statistics.median(a for _, a in spent))
         for name, spent in times.items()
