@@ -67,7 +67,8 @@ foreach(_variable ${_variables})
 endforeach()
 
 string(JSON _build SET "${_build}" hooks "{}")
-foreach(_hook graph=CSB_HOOKS kernels=CSB_HOOKS cupti=CSB_HAS_CUPTI)
+foreach(_hook graph=CSB_HOOKS kernels=CSB_HOOKS cupti=CSB_HAS_CUPTI
+        vulkan=CSB_HAS_VULKAN_HOOK)
     string(REGEX MATCH "^(.+)=(.+)$" _ ${_hook})
     set(_there false)
     if(${CMAKE_MATCH_2})

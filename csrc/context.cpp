@@ -62,6 +62,10 @@ int32_t csb_context_open(csb_model * model, int32_t n_options, const char * cons
                         std::string("type_k = ") + ggml_type_name(params.type_k) +
                             ": the model's heads are no multiple of its blocks");
         }
+        const std::string too_large = csb::too_large_for_a_device(handle->model.get(), params);
+        if (!too_large.empty()) {
+            throw error(CSB_ERROR_DEVICE, too_large);
+        }
         params.abort_callback       = is_cancelled;
         params.abort_callback_data  = handle.get();
         csb::last_log_error();

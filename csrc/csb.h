@@ -67,7 +67,10 @@ CSB_API const char * csb_error_message(void);
 CSB_API int32_t csb_library_build(const char ** out_json);
 
 // What is here: {"llama_version", "system_info", "devices": [{"name", "description", "type",
-// "backend", "memory_free", "memory_total"}]}. Memory in bytes.
+// "backend", "memory_free", "memory_total"}]}. Memory in bytes. A build for Vulkan on Linux also
+// says the "driver" and "api" (Vulkan's version) of its devices, and {"vulkan": {"loader_error",
+// "error": why there are no devices, "devices": [{"name", "type", "driver", "driver_info", "api"}]}}
+// of all that Vulkan has here.
 CSB_API int32_t csb_library_system(const char ** out_json);
 
 // Adds the devices of one of llama.cpp's RPC servers ("host:port", IPv4) to this process, for good:

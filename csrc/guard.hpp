@@ -37,6 +37,7 @@ template <typename T> inline T * check_ptr(T * pointer, const char * name) {
 void         set_message(const std::string & message); // this thread's csb_error_message
 const char * keep_text(std::string text);              // this thread's last text result
 std::string  last_log_error();                         // and forgets it
+void         log_warning(const char * line);           // as llama.cpp's own
 void         start_once();                             // backends, log capture, abort net
 void         check_file(const std::string & path);     // that it is a whole GGUF file
 

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 
 #include "llama-context.h"
 #include "llama-ext.h"
@@ -205,6 +206,37 @@ bool splits_blocks(const llama_model * model, ggml_type type_k) {
         }
     }
     return false;
+}
+
+std::string too_large_for_a_device(const llama_model * model, const llama_context_params & params) {
+    if (!params.offload_kqv) {
+        return "";
+    }
+    const llama_hparams & hparams = model->hparams;
+    const int64_t         n_ctx   = params.n_ctx ? params.n_ctx : hparams.n_ctx_train;
+    for (uint32_t i = 0; i < hparams.n_layer(); i++) {
+        ggml_backend_dev_t device = model->dev_layer(static_cast<int>(i));
+        if (!offloads(device) || hparams.is_recr(i) || (hparams.is_swa(i) && !params.swa_full)) {
+            continue;
+        }
+        for (const auto & [type, width] : {std::pair(params.type_k, hparams.n_embd_k_gqa(i)),
+                                           std::pair(params.type_v, hparams.n_embd_v_gqa(i))}) {
+            ggml_tensor part = {};
+            part.type        = type;
+            part.ne[0]       = width;
+            part.ne[1]       = n_ctx;
+            part.ne[2] = part.ne[3] = 1;
+            part.nb[0]              = ggml_type_size(type);
+            part.nb[1]              = ggml_row_size(type, width);
+            part.nb[2] = part.nb[3] = part.nb[1] * static_cast<size_t>(n_ctx);
+            if (width > 0 && !ggml_backend_dev_supports_op(device, &part)) {
+                return "n_ctx = " + std::to_string(n_ctx) + ": a layer's cache of " +
+                       std::to_string(ggml_nbytes(&part) >> 20) + " MiB is more than " +
+                       ggml_backend_dev_name(device) + " takes in one piece";
+            }
+        }
+    }
+    return "";
 }
 
 void describe_tensor_types(const llama_model * model, json & j) {

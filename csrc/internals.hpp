@@ -1,6 +1,8 @@
 // The one door to libllama's own structures, for what llama.h has no getter for.
 #pragma once
 
+#include <string>
+
 #include "json.hpp"
 #include "llama.h"
 
@@ -24,6 +26,8 @@ bool         rolls_back(const llama_context * context); // false: a recurrent pa
 bool         is_causal(const llama_model * model);
 // Whether the cache's type has blocks that no head's row is a multiple of.
 bool splits_blocks(const llama_model * model, ggml_type type_k);
+// Why a device would refuse a layer's part of the memory, at which llama.cpp aborts; empty if none.
+std::string too_large_for_a_device(const llama_model * model, const llama_context_params & params);
 // Counts by type name of the model's weight tensors: {"f32": 61, "bf16": 211}.
 void describe_tensor_types(const llama_model * model, json & j);
 

@@ -1,6 +1,7 @@
 // Start, messages, handles, log, and what this build and this machine are.
 #include <cctype>
 #include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <unordered_map>
 
@@ -11,6 +12,9 @@
 #include "json.hpp"
 #include "llama.h"
 #include "net.hpp"
+#ifdef CSB_VULKAN
+#    include "vulkan/describe.hpp"
+#endif
 
 namespace {
 
@@ -103,6 +107,39 @@ const char * device_type(ggml_backend_dev_t device) {
     }
 }
 
+// What a build for Vulkan knows beyond ggml: each device's driver and version.
+class drivers {
+  public:
+#ifdef CSB_VULKAN
+    drivers() : left(csb::look_for_vulkan().devices) {}
+
+    void add(csb::json & j, ggml_backend_dev_t device) {
+        if (std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), "Vulkan")) {
+            return;
+        }
+        // ggml gives the name alone: of two with one name each is taken once, in Vulkan's order
+        const std::string name = ggml_backend_dev_description(device);
+        for (auto it = left.begin(); it != left.end(); ++it) {
+            if (it->name == name) {
+                j.pair("driver", it->driver + " " + it->driver_info).pair("api", "Vulkan " + it->api);
+                left.erase(it);
+                return;
+            }
+        }
+    }
+    void finish(csb::json & j) {
+        j.key("vulkan");
+        csb::describe_vulkan(j);
+    }
+
+  private:
+    std::vector<csb::vulkan_device> left;
+#else
+    void add(csb::json &, ggml_backend_dev_t) {}
+    void finish(csb::json &) {}
+#endif
+};
+
 } // namespace
 
 namespace csb {
@@ -125,6 +162,10 @@ std::string last_log_error() {
     log_error.clear();
     text.erase(text.find_last_not_of(' ') + 1);
     return text;
+}
+
+void log_warning(const char * line) {
+    keep_log(GGML_LOG_LEVEL_WARN, line, nullptr);
 }
 
 void start_once() {
@@ -184,6 +225,7 @@ int32_t csb_library_system(const char ** out_json) {
         j.open('{').pair("llama_version", llama_version());
         j.pair("system_info", llama_print_system_info());
         j.key("devices").open('[');
+        drivers driver;
         for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
             ggml_backend_dev_t device = ggml_backend_dev_get(i);
             size_t             free = 0, total = 0;
@@ -192,9 +234,13 @@ int32_t csb_library_system(const char ** out_json) {
             j.pair("description", ggml_backend_dev_description(device));
             j.pair("type", device_type(device));
             j.pair("backend", ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)));
-            j.pair("memory_free", free).pair("memory_total", total).close('}');
+            j.pair("memory_free", free).pair("memory_total", total);
+            driver.add(j, device);
+            j.close('}');
         }
-        *out_json = csb::keep_text(j.close(']').close('}').str());
+        j.close(']');
+        driver.finish(j);
+        *out_json = csb::keep_text(j.close('}').str());
         return CSB_OK;
     });
 }

@@ -11,6 +11,7 @@
 #include "../json.hpp"
 #include "cupti.hpp"
 #include "log.hpp"
+#include "vulkan.hpp"
 
 namespace {
 
@@ -103,10 +104,10 @@ extern "C" ggml_status __real_ggml_backend_sched_graph_compute_async(ggml_backen
 
 namespace {
 
-bool on_cuda(ggml_backend_sched_t sched, ggml_cgraph * graph) {
+bool runs_on(const char * family, ggml_backend_sched_t sched, ggml_cgraph * graph) {
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
         ggml_backend_t b = ggml_backend_sched_get_tensor_backend(sched, ggml_graph_node(graph, i));
-        if (b && std::strncmp(ggml_backend_name(b), "CUDA", 4) == 0) {
+        if (b && std::strncmp(ggml_backend_name(b), family, std::strlen(family)) == 0) {
             return true;
         }
     }
@@ -150,8 +151,10 @@ ggml_status traced(ggml_backend_sched_t sched, ggml_cgraph * graph) {
         j.close(']');
     }
     const bool        with_kernels = trace->flags & csb::RECORD_KERNELS;
-    const bool        cuda         = with_kernels && on_cuda(sched, graph);
+    const bool        cuda         = with_kernels && runs_on("CUDA", sched, graph);
+    const bool        vulkan       = with_kernels && runs_on("Vulkan", sched, graph);
     csb::device_watch watch(with_kernels);
+    csb::vulkan_watch labels(vulkan ? graph : nullptr);
     const ggml_status status = __real_ggml_backend_sched_graph_compute_async(sched, graph);
     if (with_kernels) {
         ggml_backend_sched_synchronize(sched);
@@ -159,6 +162,9 @@ ggml_status traced(ggml_backend_sched_t sched, ggml_cgraph * graph) {
         const int n_threads = csb::describe_kernels(j, graph);
         j.pair("n_threads", n_threads);
         device_kernels(j, watch.end(), cuda);
+        if (vulkan && !cuda && !labels.why_not().empty()) {
+            j.pair("device_not_observable", labels.why_not());
+        }
     }
     j.close('}');
     trace->add_ubatch(j.str());

@@ -10,14 +10,13 @@ from typing import Any
 
 import csb
 from csb.native.devices import missing
-from csb.native.library import build_info, system_info
+from csb.native.library import SET_BY_CSB, build_info, system_info
 
 # Environment variables that change what llama.cpp, its backends or their threads compute.
 _PREFIXES = (
     *("GGML_", "LLAMA_", "OMP_", "GOMP_", "KMP_", "CUDA_", "HIP_", "VK_"),
     *("OPENBLAS_", "GOTO_", "BLIS_", "MKL_"),
 )
-_SET_BY_CSB = {"GGML_NO_BACKTRACE"}
 
 
 def switches() -> dict[str, str]:
@@ -25,7 +24,7 @@ def switches() -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(_PREFIXES) and name not in _SET_BY_CSB
+        if name.startswith(_PREFIXES) and value != SET_BY_CSB
     }
 
 

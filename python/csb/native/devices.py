@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from typing import Any
+
 from csb.native.library import build_info, system_info
 
 
@@ -9,10 +13,38 @@ def missing() -> list[str]:
     """A line for each backend of this build that has no device here, with the reason. Empty for a
     CPU build, without loading the library."""
     build = build_info()
-    if build["options"].get("GGML_CUDA") != "ON":
-        return []
-    if any(d["backend"] == "CUDA" for d in system_info()["devices"]):
-        return []
-    from csb.native.cuda import why_no_device
+    lines = []
+    if build["options"].get("GGML_CUDA") == "ON" and not _there("CUDA"):
+        from csb.native.cuda import why_no_device
 
-    return [f"no CUDA device: {why_no_device(build['cuda_libraries'])}"]
+        lines.append(f"no CUDA device: {why_no_device(build['cuda_libraries'])}")
+    if build["options"].get("GGML_VULKAN") == "ON" and not _there("Vulkan"):
+        lines.append(f"no Vulkan device: {why_no_vulkan(system_info().get('vulkan'), os.environ)}")
+    return lines
+
+
+def _there(backend: str) -> bool:
+    return any(d["backend"] == backend for d in system_info()["devices"])
+
+
+def why_no_vulkan(found: dict[str, Any] | None, switches: Mapping[str, str]) -> str:
+    """Why llama.cpp has no Vulkan device, as a phrase. `found`: csb_library_system's "vulkan", None
+    where this system's csb does not look."""
+    devices = found["devices"] if found else []
+    if "GGML_DISABLE_VULKAN" in switches:
+        return "GGML_DISABLE_VULKAN is set"
+    if found is None:
+        return "none was found"
+    if "No such file" in found["loader_error"]:
+        return "its loader (libvulkan.so.1) is not installed; Debian's package libvulkan1 has it"
+    if found["loader_error"]:
+        return f"its loader can't be opened ({found['loader_error']})"
+    if found["error"] == "no driver":
+        return "no driver is installed; Debian's package mesa-vulkan-drivers has free ones"
+    if found["error"]:
+        return f"its loader fails ({found['error']})"
+    here = ", ".join(f"{i} {d['name']}" for i, d in enumerate(devices))
+    visible = switches.get("GGML_VK_VISIBLE_DEVICES")
+    if visible is not None:
+        return f"GGML_VK_VISIBLE_DEVICES={visible} names none that can be used of {here}"
+    return f"llama.cpp takes none of {here}; GGML_VK_VISIBLE_DEVICES=0 makes it take the first"

@@ -30,6 +30,8 @@ from csb.errors import (
 from csb.native.checks import text, whole
 from csb.native.table import ABI_VERSION, SIGNATURES, STATUS, Status
 
+SET_BY_CSB = "csb"  # the value of variables that csb sets for llama.cpp: any will do
+
 # The installed package's files stay extracted for the process's life.
 _files = contextlib.ExitStack()
 
@@ -114,7 +116,9 @@ def load(path: Path) -> ctypes.CDLL:
     """A libcsb with every signature installed; a status other than OK raises its exception."""
     check_processor()
     # llama.cpp would start a debugger to print a backtrace; csb's own net prints one line.
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    os.environ.setdefault("GGML_NO_BACKTRACE", SET_BY_CSB)
+    if build_info()["hooks"].get("vulkan"):  # read once, when Vulkan starts; labels change no result
+        os.environ.setdefault("GGML_VK_DEBUG_MARKERS", SET_BY_CSB)
     if libraries := build_info()["cuda_libraries"]:
         from csb.native.cuda import preload
 

@@ -243,8 +243,9 @@ def _kernels(paths: Record) -> str:
     alone = named([n for n in single if n not in block], single)
     blocks = named([n for n in block if n not in single], block)
     both = ", ".join(n for n in single if n in block)
-    threads = f"{paths['single']['n_threads']} / {paths['block']['n_threads']} threads"
-    return f"single {alone}; block {blocks}; both {both}; {threads}"
+    threads = f"; {paths['single']['n_threads']} / {paths['block']['n_threads']} threads"
+    none = paths["single"]["n_threads"] == paths["block"]["n_threads"] == 0  # all on a device
+    return f"single {alone}; block {blocks}; both {both}{'' if none else threads}"
 
 
 def _controls(c: Record) -> str:

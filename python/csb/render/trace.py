@@ -44,12 +44,25 @@ def _rows(n: int) -> str:
     return "1 row (GEMV)" if n == 1 else f"{n} rows (GEMM)"
 
 
-def _kernels(found: set[str], backend: str | None, call: Record) -> str:
+Seen = tuple[Record, set[str]]  # a call, and the backends on which its nodes' kernels were seen
+
+
+def _seen(record: Record) -> list[Seen]:
+    return [
+        (call, {"CPU", *(n["backend"] for n in call["nodes"] if n["kernels"])})
+        for call in record["calls"]
+    ]
+
+
+def _kernels(found: set[str], backend: str | None, seen: Seen) -> str:
+    call, named = seen
     if found:
         return "+".join(sorted(found))
     if (backend or "").startswith("CUDA") and call["device_kernels"]:
         return BELOW
-    return "" if backend == "CPU" else f"{UNSEEN} on {backend}" if backend else UNSEEN
+    if backend in named:  # none of its own: fused into another node's, or one that is not hooked
+        return ""
+    return f"{UNSEEN} on {backend}" if backend else UNSEEN
 
 
 def _launches(record: Record) -> Iterator[tuple[Any, ...]]:
@@ -63,6 +76,7 @@ def _launches(record: Record) -> Iterator[tuple[Any, ...]]:
 def _groups(record: Record) -> Iterator[tuple[Any, ...]]:
     """(differs, op, what, type, shape, nodes, kernels at each row count ...)"""
     found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    seen = _seen(record)
     for column, call in enumerate(record["calls"]):
         for node in call["nodes"]:
             if node["op"] not in GLANCE:
@@ -75,7 +89,7 @@ def _groups(record: Record) -> Iterator[tuple[Any, ...]]:
             entry["kernels"] |= set(node["kernels"])
             entry["backend"] = node["backend"]
     for (op, what, kind, shape), entries in found.items():
-        calls = zip(entries, record["calls"], strict=True)
+        calls = zip(entries, seen, strict=True)
         shown = [_kernels(e["kernels"], e["backend"], c) if e["n"] else "-" for e, c in calls]
         yield len(set(shown)) > 1, op, what, kind, shape, str(entries[0]["n"]), *shown
 
@@ -86,10 +100,11 @@ def _nodes(record: Record) -> Iterator[tuple[Any, ...]]:
         {(n["ubatch"], n["op"], n["name"], _nth): n for _nth, n in _occurrences(call["nodes"])}
         for call in record["calls"]
     ]
+    seen = _seen(record)
     for nth, node in _occurrences(record["calls"][0]["nodes"]):
         key = (node["ubatch"], node["op"], node["name"], nth)
         same = [o.get(key) for o in others]
-        calls = zip(same, record["calls"], strict=True)
+        calls = zip(same, seen, strict=True)
         shown = [_kernels(set(s["kernels"]), s["backend"], c) if s else "-" for s, c in calls]
         shape = f"{node['m']}x{node['k']}" if "m" in node else ""
         name = harmless(node["name"])
@@ -110,7 +125,7 @@ def _foot(
 ) -> Iterator[str]:
     for why in dict.fromkeys(call["device_not_observable"] for call in record["calls"]):
         if why:
-            yield f"kernels on CUDA are not observable: {harmless(why)}"
+            yield f"kernels on the device are not observable: {harmless(why)}"
     what = "nodes" if nodes else "groups"
     unseen = (UNSEEN, BELOW)
     seen = [ln for ln in body if not all(k.startswith(unseen) for k in ln[-len(record["rows"]) :])]
