@@ -11,4 +11,8 @@ def needs(name: str) -> list[pytest.MarkDecorator]:
     """For a module's pytestmark. Where the variable names the backend, a build without it fails."""
     asked = os.environ.get("CSB_TEST_BACKEND", "").split(",")
     why = f"a job of its own: CSB_TEST_BACKEND={name}"
-    return [pytest.mark.native, pytest.mark.skipif(name not in asked, reason=why)]
+    return [
+        pytest.mark.native,
+        pytest.mark.backend,
+        pytest.mark.skipif(name not in asked, reason=why),
+    ]

@@ -1,5 +1,5 @@
-"""Vulkan, on Mesa's software device or any other: CSB_TEST_BACKEND=vulkan, and where only a software
-device is there GGML_VK_VISIBLE_DEVICES=0, which llama.cpp passes over otherwise.
+"""Vulkan, on Mesa's software device or any other: CSB_TEST_BACKEND=vulkan, and where only a
+software device is there GGML_VK_VISIBLE_DEVICES=0, which llama.cpp passes over otherwise.
 
 In one process as far as can be: a device compiles each pipeline when it is first used.
 """
@@ -262,8 +262,15 @@ def test_no_such_device(tiny_model: TinyModel) -> None:
 
 
 def test_vulkan_switched_off(tiny_model: TinyModel) -> None:
-    line = without_a_device(tiny_model(n_layer=1), {"GGML_DISABLE_VULKAN": "1"})
-    assert "GGML_DISABLE_VULKAN is set" in line
+    """Whoever does that need not be told; whoever asks for the device then, does."""
+    given = ("-m", tiny_model(n_layer=1), *GIVEN, "-n", "4")
+    env = os.environ | {"GGML_DISABLE_VULKAN": "1"}
+    done = child(*given, env=env)
+    assert (done.returncode in (0, 1), done.stderr) == (True, "")
+    assert "backend: CPU " in done.stdout
+    done = child(*given, "-dev", DEVICE, env=env)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "no Vulkan device: GGML_DISABLE_VULKAN is set" in done.stderr
 
 
 def test_a_device_name_that_does_not_exist(run: Run, tiny_model: TinyModel) -> None:

@@ -62,7 +62,8 @@ def _facts(record: Record) -> dict[str, Any]:
     """{name: value} of everything that says under what a record was measured."""
     p, config = record["provenance"], record["config"]
     build = {k: v for k, v in p["build"].items() if k not in ("csb", "options", "hooks")}
-    devices = [{k: d[k] for k in ("name", "description", "type")} for d in p["system"]["devices"]]
+    known = ("name", "description", "type", "driver", "api")
+    devices = [{k: d[k] for k in known if k in d} for d in p["system"]["devices"]]
     facts: dict[str, Any] = {
         "csb": p["csb"],
         **build,

@@ -273,9 +273,9 @@ def model_plan(options: dict[str, Any]) -> ModelPlan:
 
         path, name = default_model()
     layers = options["n_gpu_layers"]
-    if layers != 0 and options["devices"] != "none":
-        _say_what_is_missing()
     has_device = options["rpc"] is not None or _has_device()
+    if layers != 0 and options["devices"] != "none":
+        _say_what_is_missing(has_device)
     return ModelPlan(
         path=Path(path),
         name=name,
@@ -290,13 +290,13 @@ def model_plan(options: dict[str, Any]) -> ModelPlan:
     )
 
 
-def _say_what_is_missing() -> None:
+def _say_what_is_missing(has_device: bool) -> None:
     """Who builds csb for a device expects one, unless -ngl 0 or -dev none was asked for."""
     from csb.native.devices import missing
     from csb.render.output import note
 
     for line in missing():
-        note(line if _has_device() else f"{line}; everything runs on the CPU")
+        note(line if has_device else f"{line}; everything runs on the CPU")
 
 
 def _has_device() -> bool:

@@ -15,7 +15,7 @@ from csb.measure.memory import Memory
 from csb.models.hashing import sha256_file
 from csb.native import worker
 from csb.native.context import Context
-from csb.native.devices import missing
+from csb.native.devices import missing, switched_off
 from csb.native.handle import Handle
 from csb.native.library import system_info
 from csb.native.model import Model
@@ -109,9 +109,8 @@ def check_devices(devices: str | None) -> None:
         for name in devices.split(","):
             if name not in known:
                 here = f"here are {', '.join(known)} (or none)"
-                raise ArgumentError(
-                    f"-dev {devices}: there is no device {name}; {'; '.join([here, *missing()])}"
-                )
+                said = "; ".join([here, *missing(), *switched_off()])
+                raise ArgumentError(f"-dev {devices}: there is no device {name}; {said}")
 
 
 def _context(model: Model, plan: ContextPlan, **changes: Any) -> Context:

@@ -8,19 +8,28 @@ from typing import Any
 
 from csb.native.library import build_info, system_info
 
+VULKAN_OFF = "GGML_DISABLE_VULKAN"
+
 
 def missing() -> list[str]:
-    """A line for each backend of this build that has no device here, with the reason. Empty for a
-    CPU build, without loading the library."""
+    """A line for each backend of this build that has no device here, with the reason; none for what
+    a switch turns off. Empty for a CPU build, without loading the library."""
     build = build_info()
     lines = []
     if build["options"].get("GGML_CUDA") == "ON" and not _there("CUDA"):
         from csb.native.cuda import why_no_device
 
         lines.append(f"no CUDA device: {why_no_device(build['cuda_libraries'])}")
-    if build["options"].get("GGML_VULKAN") == "ON" and not _there("Vulkan"):
+    vulkan = build["options"].get("GGML_VULKAN") == "ON" and not switched_off()
+    if vulkan and not _there("Vulkan"):
         lines.append(f"no Vulkan device: {why_no_vulkan(system_info().get('vulkan'), os.environ)}")
     return lines
+
+
+def switched_off() -> list[str]:
+    """A line for each backend of this build whose devices a variable turns off."""
+    built = build_info()["options"].get("GGML_VULKAN") == "ON"
+    return [f"no Vulkan device: {VULKAN_OFF} is set"] if built and VULKAN_OFF in os.environ else []
 
 
 def _there(backend: str) -> bool:
@@ -31,8 +40,6 @@ def why_no_vulkan(found: dict[str, Any] | None, switches: Mapping[str, str]) -> 
     """Why llama.cpp has no Vulkan device, as a phrase. `found`: csb_library_system's "vulkan", None
     where this system's csb does not look."""
     devices = found["devices"] if found else []
-    if "GGML_DISABLE_VULKAN" in switches:
-        return "GGML_DISABLE_VULKAN is set"
     if found is None:
         return "none was found"
     if "No such file" in found["loader_error"]:

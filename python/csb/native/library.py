@@ -117,7 +117,7 @@ def load(path: Path) -> ctypes.CDLL:
     check_processor()
     # llama.cpp would start a debugger to print a backtrace; csb's own net prints one line.
     os.environ.setdefault("GGML_NO_BACKTRACE", SET_BY_CSB)
-    if build_info()["hooks"].get("vulkan"):  # read once, when Vulkan starts; labels change no result
+    if build_info().get("hooks", {}).get("vulkan"):  # read as Vulkan starts; they change no result
         os.environ.setdefault("GGML_VK_DEBUG_MARKERS", SET_BY_CSB)
     if libraries := build_info()["cuda_libraries"]:
         from csb.native.cuda import preload
