@@ -107,6 +107,10 @@ BAD = {
     "quantize nothing": ("quantize {missing} {folder}/q --type f16", "{missing}: No such file"),
     "quantize to nowhere": ("quantize {model} {missing}/q --type f16", "can't be written"),
     "quantize to stdout": ("quantize {model} - --type f16", "-: must be a file"),
+    "a plot of no kind": (
+        "trace -m {model} -p a --plot {folder}/x.gif",
+        "'--plot': {folder}/x.gif: must end in .png or .svg",
+    ),
     "no type": ("quantize {model} {folder}/q", "Missing option '--type'"),
 }
 

@@ -45,9 +45,7 @@ from csb.render.output import say
 @click.option(
     "--against", metavar="RECORD", help="also the cells that csb compare or budget saved elsewhere"
 )
-@click.option(
-    "--plot", type=options.Output(), metavar="FILE", help="PNG or SVG: the median gap of each line"
-)
+@options.plot_option("the median gap of each line")
 @options.json_option
 @click.pass_context
 def command(

@@ -28,9 +28,7 @@ from csb.render.output import save, say
 )
 @click.option("--nodes", is_flag=True, help="every node, not a line for each kind")
 @options.without_option
-@click.option(
-    "--plot", type=options.Output(), metavar="FILE", help="PNG or SVG: growth and shares by layer"
-)
+@options.plot_option("growth and shares by layer")
 @click.option(
     "--export", metavar="DIR", help="the first op that creates it, as a program that needs no model"
 )

@@ -373,8 +373,8 @@ def keep_apart(**files: str | None) -> None:
 class Output(click.ParamType):
     """A file that will be written after a long run: whether it can be is found out before."""
 
-    def __init__(self, stdout: bool = False) -> None:
-        self.stdout = stdout
+    def __init__(self, stdout: bool = False, endings: tuple[str, ...] = ()) -> None:
+        self.stdout, self.endings = stdout, endings
         self.name = "FILE|-" if stdout else "FILE"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
@@ -383,6 +383,8 @@ class Output(click.ParamType):
             if not self.stdout:
                 self.fail("-: must be a file", param, ctx)
             return str(value)
+        if self.endings and path.suffix.lower() not in self.endings:
+            self.fail(f"{value}: must end in {' or '.join(self.endings)}", param, ctx)
         new = not path.exists()
         try:
             with path.open("ab"):
@@ -397,6 +399,14 @@ class Output(click.ParamType):
 json_option = click.option(
     "--json", "json_path", type=Output(stdout=True), help="save as JSON; -: JSON alone on stdout"
 )
+
+
+def plot_option(what: str) -> Callable[[F], F]:
+    endings = (".png", ".svg")
+    return click.option(
+        "--plot", type=Output(endings=endings), metavar="FILE", help=f"PNG or SVG: {what}"
+    )
+
 
 without_option = click.option(
     "--without",

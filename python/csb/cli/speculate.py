@@ -148,12 +148,7 @@ def _prompt(one: PromptPlan, line: str, where: str) -> PromptPlan:
     "--prompts", metavar="FILE", help='prompts, one a line or JSONL {"prompt"} or {"tokens"}'
 )
 @click.option("--verbose", "--full", "full", is_flag=True, help="also whole texts and every step")
-@click.option(
-    "--plot",
-    type=options.Output(),
-    metavar="FILE",
-    help="PNG or SVG: where texts part and tokens per second; of a frontier the curve",
-)
+@options.plot_option("where texts part and tokens per second; of a frontier the curve")
 @options.without_option
 @options.json_option
 def command(

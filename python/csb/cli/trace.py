@@ -21,9 +21,7 @@ from csb.render.output import save, say
 @click.option("--nodes", is_flag=True, help="every node, not a line for each group")
 @click.option("--diff", is_flag=True, help="only what differs between the row counts")
 @options.without_option
-@click.option(
-    "--plot", type=options.Output(), metavar="FILE", help="PNG or SVG: kernels by weight and rows"
-)
+@options.plot_option("kernels by weight and rows")
 @options.json_option
 def command(nodes: bool, diff: bool, plot: str | None, json_path: str | None, **given: Any) -> int:
     """Show which kernels a call of one row and a call of W rows really run."""

@@ -53,9 +53,7 @@ OP_ONLY = {"op_type", "seed"}.union(*OPS.values())
 )
 @options.without_option
 @click.option("--against", metavar="FILE", help="what changed since this saved map")
-@click.option(
-    "--plot", type=options.Output(), metavar="FILE", help="PNG or SVG: classes by width and offset"
-)
+@options.plot_option("classes by width and offset")
 @options.json_option
 @click.pass_context
 def command(
