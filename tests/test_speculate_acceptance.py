@@ -36,18 +36,7 @@ from test_speculate_loop import plan as compare_plan
 
 pytestmark = [pytest.mark.native, pytest.mark.model, pytest.mark.acceptance]
 
-PROMPTS = (
-    "Explain the Pythagorean theorem",
-    "Write a short story about a lighthouse keeper.",
-    "What is photosynthesis?",
-    "Give me a recipe for pancakes.",
-    "How does a bicycle stay upright?",
-    "Summarize the history of the printing press.",
-    "Write a poem about the sea.",
-    "What are the causes of inflation?",
-    "Describe how a compiler works.",
-    "Explain the difference between weather and climate.",
-)
+PROMPTS = (Path(__file__).parent / "prompts.txt").read_text("utf-8").splitlines()
 WIDTHS = (2, 5, 8, 16)
 
 
