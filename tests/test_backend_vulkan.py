@@ -70,6 +70,15 @@ def test_it_computes_what_the_cpu_does(run: Run, tiny_model: TinyModel, tmp_path
         ours, theirs = (np.array([c[path] for c in r["cells"]]) for r in (there, here))
         assert 0 < np.abs(ours - theirs).max() < 0.1
     assert here["provenance"]["offload"]["layers"] == ["CPU", "CPU"]
+    # csb diff names the device and the kernels first, then the first cell
+    done = run("diff", tmp_path / "here.json", tmp_path / "there.json")
+    assert (done.code, done.err) == (1, "")
+    lines = done.out.splitlines()
+    (first,) = (i for i, line in enumerate(lines) if line.startswith("the first that differs: t=0"))
+    (kernels,) = (i for i, line in enumerate(lines) if line.startswith("single_kernels.kernels"))
+    (device,) = (i for i, line in enumerate(lines) if line.startswith("devices: "))
+    assert max(device, kernels) < first
+    assert DEVICE in lines[device] and "mul_mat_vec_f32" in lines[kernels]
 
 
 def test_part_of_the_layers(run: Run, tiny_model: TinyModel, tmp_path: Path) -> None:
