@@ -1,7 +1,6 @@
 // Opening and describing contexts, and the positions in their memory.
-#include "handles.hpp"
+#include "context.hpp"
 #include "internals.hpp"
-#include "options.hpp"
 
 namespace {
 
@@ -49,39 +48,52 @@ bool is_cancelled(void * data) {
 
 } // namespace
 
+std::shared_ptr<csb_context> csb::make_context(std::shared_ptr<llama_model> model,
+                                               csb::options                 options,
+                                               std::shared_ptr<csb_context> target) {
+    auto handle    = std::make_shared<csb_context>();
+    handle->model  = std::move(model);
+    handle->target = std::move(target);
+
+    llama_context_params params = read_options(options);
+    if (csb::splits_blocks(handle->model.get(), params.type_k)) {
+        throw error(CSB_ERROR_UNSUPPORTED,
+                    std::string("type_k = ") + ggml_type_name(params.type_k) +
+                        ": the model's heads are no multiple of its blocks");
+    }
+    const std::string too_large = csb::too_large_for_a_device(handle->model.get(), params);
+    if (!too_large.empty()) {
+        throw error(CSB_ERROR_DEVICE, too_large);
+    }
+    params.abort_callback      = is_cancelled;
+    params.abort_callback_data = handle.get();
+    params.ctx_other           = handle->target ? handle->target->context.get() : nullptr;
+    csb::last_log_error();
+    handle->context.reset(llama_init_from_model(handle->model.get(), params));
+    if (!handle->context) {
+        const std::string why     = csb::last_log_error();
+        const bool        no_room = why.find("allocate") != why.npos;
+        throw error(no_room ? CSB_ERROR_DEVICE : CSB_ERROR_UNSUPPORTED,
+                    "llama.cpp can't make this context" +
+                        (why.empty() ? std::string() : ": " + why));
+    }
+    if (!llama_get_memory(handle->context.get())) {
+        throw error(CSB_ERROR_UNSUPPORTED, "the model keeps no memory: it is no decoder");
+    }
+    handle->origin = csb::state_origin(*handle);
+    return handle;
+}
+
 int32_t csb_context_open(csb_model * model, int32_t n_options, const char * const * keys,
                          const char * const * values, csb_context ** out_context) {
     return csb::guarded([&] {
         csb::check_ptr(out_context, "out_context");
-        auto handle   = std::make_shared<csb_context>();
-        handle->model = csb::open_model(model)->model;
-
-        llama_context_params params = read_options(csb::options(n_options, keys, values));
-        if (csb::splits_blocks(handle->model.get(), params.type_k)) {
-            throw error(CSB_ERROR_UNSUPPORTED,
-                        std::string("type_k = ") + ggml_type_name(params.type_k) +
-                            ": the model's heads are no multiple of its blocks");
+        const auto held = csb::open_model(model);
+        if (held->draft) {
+            throw error(CSB_ERROR_UNSUPPORTED, "a draft decodes beside its target: csb_draft_open");
         }
-        const std::string too_large = csb::too_large_for_a_device(handle->model.get(), params);
-        if (!too_large.empty()) {
-            throw error(CSB_ERROR_DEVICE, too_large);
-        }
-        params.abort_callback       = is_cancelled;
-        params.abort_callback_data  = handle.get();
-        csb::last_log_error();
-        handle->context.reset(llama_init_from_model(handle->model.get(), params));
-        if (!handle->context) {
-            const std::string why = csb::last_log_error();
-            const bool no_room = why.find("allocate") != why.npos;
-            throw error(no_room ? CSB_ERROR_DEVICE : CSB_ERROR_UNSUPPORTED,
-                        "llama.cpp can't make this context" +
-                            (why.empty() ? std::string() : ": " + why));
-        }
-        if (!llama_get_memory(handle->context.get())) {
-            throw error(CSB_ERROR_UNSUPPORTED, "the model keeps no memory: it is no decoder");
-        }
-        handle->origin = csb::state_origin(*handle);
-        *out_context   = csb::register_handle(std::move(handle));
+        *out_context = csb::register_handle(
+            csb::make_context(held->model, csb::options(n_options, keys, values)));
         return CSB_OK;
     });
 }
@@ -136,6 +148,9 @@ int32_t csb_context_seq_rm(csb_context * handle, int32_t seq_id, int32_t p0, int
         csb::check(p1 < 0 || p1 >= p0, "p1", p1, "is before p0");
         csb::check_ptr(out_removed, "out_removed");
         *out_removed = llama_memory_seq_rm(llama_get_memory(c.llama()), seq_id, p0, p1);
+        if (*out_removed) {
+            c->tap.cut(p0);
+        }
         if (*out_removed && p0 == 0 && p1 < 0) {
             c->torn.erase(seq_id);
         }
@@ -159,6 +174,7 @@ int32_t csb_context_clear(csb_context * handle, int32_t data) {
     return csb::guarded([&] {
         const csb::use c(handle);
         llama_memory_clear(llama_get_memory(c.llama()), data != 0);
+        c->tap.clear();
         c->torn.clear();
         return CSB_OK;
     });

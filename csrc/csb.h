@@ -108,7 +108,7 @@ CSB_API int32_t csb_net_test(const char * message);
 // Opens a GGUF file (of a split one the first part). Options: n_gpu_layers (-1 all), devices
 // (names joined by commas, "none" for the CPU alone), split_mode (none|layer|row), main_gpu,
 // tensor_split (numbers joined by commas), use_extra_bufts (0|1, repacked weights), use_mmap (0|1),
-// check_tensors (0|1).
+// check_tensors (0|1), draft (0|1: a DFlash draft and nothing else, for csb_draft_open).
 // CSB_ERROR_FILE: missing, no regular file, empty, no GGUF, cut short, damaged, vocabulary only.
 // CSB_ERROR_UNSUPPORTED: an architecture llama.cpp does not know, or no causal decoder.
 // CSB_ERROR_DEVICE: a device has no room for the weights.
@@ -259,6 +259,39 @@ CSB_API int32_t csb_context_state_get(csb_context * context, int32_t seq_id, int
                                       int64_t capacity, uint8_t * out_bytes, int64_t * out_size);
 CSB_API int32_t csb_context_state_set(csb_context * context, int32_t seq_id, int32_t partial,
                                       const uint8_t * bytes, int64_t size);
+
+// ---- drafting from a target's layer inputs (DFlash) -------------------------------------------
+
+// From now on each decode's inputs of these layers of the model (0 is the first; an id of n_layer
+// is what the head reads, where the architecture gives that) are kept until they are taken. They
+// become outputs of the graph. n_layers 0: no longer. One sequence only.
+// CSB_ERROR_UNSUPPORTED: llama.cpp's graph of this architecture does not give them.
+CSB_API int32_t csb_context_tap(csb_context * context, int32_t n_layers, const int32_t * layers);
+
+// Takes what was kept: *out_n floats [positions, layers, n_embd], from position *out_first on (-1
+// and 0: nothing) to the memory's end. What was removed from the memory is no part of them, nor
+// what lies before something that was not kept. Where capacity is less than *out_n they stay.
+CSB_API int32_t csb_context_tapped(csb_context * context, int64_t capacity, float * out_rows,
+                                   int32_t * out_first, int64_t * out_n);
+
+// {"block_size", "mask": the token to be filled, "causal", "layers": of the target, that it reads}
+// of a model opened with draft 1.
+CSB_API int32_t csb_draft_describe(csb_model * draft, const char ** out_json);
+
+// A draft's context beside its target's, whose embeddings and head it uses where it has none of its
+// own; the target's lives on with it. Options as in csb_context_open. Its rows see each other:
+// csb_context_decode takes at most n_ubatch tokens, every row an output.
+// CSB_ERROR_UNSUPPORTED: a draft for another target, or devices that don't reach the target's
+// weights.
+CSB_API int32_t csb_draft_open(csb_model * draft, csb_context * target, int32_t n_options,
+                               const char * const * keys, const char * const * values,
+                               csb_context ** out_context);
+
+// Layer inputs of n_tokens tokens, rows [n_tokens, width], width floats each in the draft's order of
+// layers, into the draft's memory from `position` on: at most n_batch and n_ubatch tokens, positions
+// as in csb_context_decode. No logits.
+CSB_API int32_t csb_draft_inject(csb_context * context, int32_t n_tokens, int32_t width,
+                                 const float * rows, int32_t position);
 
 // ---- what really ran: traces and kernel switches ------------------------------------------------
 // The linker puts hooks between llama.cpp's own objects (csrc/hooks). A build without them answers

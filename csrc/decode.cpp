@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "handles.hpp"
+#include "decode.hpp"
 #include "internals.hpp"
 
 namespace {
@@ -83,9 +83,10 @@ int32_t decode_status(int32_t status) {
 // One checked llama_decode, waited for; what csb.h says of csb_context_decode.
 int32_t decode(csb_context & c, int32_t n_tokens, const int32_t * tokens, const int32_t * positions,
                const int32_t * seq_ids, const int8_t * outputs) {
-    llama_context * context = c.context.get();
-    const int32_t   n_batch = static_cast<int32_t>(llama_n_batch(context));
-    const int32_t   n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(c.model.get()));
+    llama_context * context  = c.context.get();
+    const int32_t   n_batch  = static_cast<int32_t>(llama_n_batch(context));
+    const int32_t   n_ubatch = static_cast<int32_t>(llama_n_ubatch(context));
+    const int32_t   n_vocab  = llama_vocab_n_tokens(llama_model_get_vocab(c.model.get()));
     csb::check(n_tokens >= 1, "n_tokens", n_tokens, "must be at least 1");
     if (n_tokens > n_batch) {
         csb::bad_argument("n_tokens = " + std::to_string(n_tokens) +
@@ -99,56 +100,20 @@ int32_t decode(csb_context & c, int32_t n_tokens, const int32_t * tokens, const 
         csb::check(tokens[i] >= 0 && tokens[i] < n_vocab, "tokens", tokens[i],
                    "is outside the model's vocabulary");
     }
-    check_positions(context, n_tokens, positions, seq_ids);
-    for (int32_t i = 0; i < n_tokens; i++) {
-        if (c.torn.count(seq_ids[i])) {
-            csb::bad_argument("seq_ids = " + std::to_string(seq_ids[i]) +
-                              ": a decode that failed left a part of its tokens in this "
-                              "sequence's memory: clear, empty or restore it first");
-        }
+    if (c.target) { // its rows see each other, and its graph leaves none out
+        csb::check(n_tokens <= n_ubatch, "n_tokens", n_tokens, "is more than a draft's n_ubatch");
+        csb::check(std::count(outputs, outputs + n_tokens, 0) == 0, "outputs", 0,
+                   "a draft gives every row");
     }
+    csb::check_places(c, n_tokens, positions, seq_ids);
 
-    std::vector<int32_t> one(static_cast<size_t>(n_tokens), 1);
-    std::vector<int32_t> seqs(seq_ids, seq_ids + n_tokens);
-    std::vector<int32_t *> lists;
-    for (int32_t & s : seqs) {
-        lists.push_back(&s);
-    }
     std::vector<int8_t> flags(outputs, outputs + n_tokens);
-    c.outputs.clear(); // whatever happens, the rows of the decode before are gone
-    llama_batch batch = {};
-    batch.n_tokens    = n_tokens;
-    batch.token       = const_cast<int32_t *>(tokens); // llama_decode reads only
-    batch.pos         = const_cast<int32_t *>(positions);
-    batch.n_seq_id    = one.data();
-    batch.seq_id      = lists.data();
-    batch.logits      = flags.data();
-
-    csb::last_log_error();
-    c.cancelled = false; // a cancel that came as the decode before ended is not for this one
-    const running_flag running(c);
-    csb::trace *       recorder = c.trace.flags ? &c.trace : nullptr;
-    int32_t            status   = 0;
-    {
-        const csb::hooks_hold hold(recorder, c.watch.watcher ? &c.watch : nullptr);
-        const int64_t         begin = now_ns();
-        status                      = llama_decode(context, batch);
-        llama_synchronize(context);
-        c.decode_ns += now_ns() - begin;
-    }
-    if (recorder) {
-        recorder->end_call(n_tokens);
-    }
-    c.decode_n += 1;
-    if (status == 0) {
-        c.outputs = std::move(flags);
-    }
-    // llama.cpp takes the ubatch that failed out of the memory again, where the memory can.
-    const bool begun = status != 0 && status != CSB_NO_SLOT && status != CSB_ERROR_BATCH;
-    if (begun && !csb::rolls_back(context)) {
-        c.torn.insert(seqs.begin(), seqs.end());
-    }
-    return decode_status(status);
+    llama_batch         batch = {};
+    batch.n_tokens            = n_tokens;
+    batch.token               = const_cast<int32_t *>(tokens); // llama_decode reads only
+    batch.pos                 = const_cast<int32_t *>(positions);
+    batch.logits              = flags.data();
+    return csb::submit(c, batch, seq_ids);
 }
 
 void copy_row(const csb_context & c, int32_t entry, float * out_row) {
@@ -160,6 +125,67 @@ void copy_row(const csb_context & c, int32_t entry, float * out_row) {
 }
 
 } // namespace
+
+namespace csb {
+
+void check_places(const csb_context & c, int32_t n_tokens, const int32_t * positions,
+                  const int32_t * seq_ids) {
+    check_positions(c.context.get(), n_tokens, positions, seq_ids);
+    for (int32_t i = 0; i < n_tokens; i++) {
+        if (c.torn.count(seq_ids[i])) {
+            bad_argument("seq_ids = " + std::to_string(seq_ids[i]) +
+                         ": a decode that failed left a part of its tokens in this sequence's "
+                         "memory: clear, empty or restore it first");
+        }
+    }
+}
+
+int32_t submit(csb_context & c, llama_batch batch, const int32_t * seq_ids) {
+    llama_context *        context  = c.context.get();
+    const int32_t          n_tokens = batch.n_tokens;
+    std::vector<int32_t>   one(static_cast<size_t>(n_tokens), 1);
+    std::vector<int32_t>   seqs(seq_ids, seq_ids + n_tokens);
+    std::vector<int32_t *> lists;
+    for (int32_t & s : seqs) {
+        lists.push_back(&s);
+    }
+    batch.n_seq_id = one.data();
+    batch.seq_id   = lists.data();
+    c.outputs.clear(); // whatever happens, the rows of the decode before are gone
+
+    last_log_error();
+    c.cancelled = false; // a cancel that came as the decode before ended is not for this one
+    const running_flag running(c);
+    trace *            recorder = c.trace.flags ? &c.trace : nullptr;
+    int32_t            status   = 0;
+    {
+        const hooks_hold hold(recorder, c.watch.watcher ? &c.watch : nullptr);
+        const int64_t    begin = now_ns();
+        status                 = llama_decode(context, batch);
+        llama_synchronize(context);
+        c.decode_ns += now_ns() - begin;
+    }
+    if (recorder) {
+        recorder->end_call(n_tokens);
+    }
+    c.decode_n += 1;
+    if (status == 0) {
+        c.outputs.assign(batch.logits, batch.logits + n_tokens);
+    }
+    if (status != 0) {
+        c.tap.clear();
+    } else if (!c.tap.layers.empty()) {
+        c.tap.add(context, batch.pos[0], n_tokens);
+    }
+    // llama.cpp takes the ubatch that failed out of the memory again, where the memory can.
+    const bool begun = status != 0 && status != CSB_NO_SLOT && status != CSB_ERROR_BATCH;
+    if (begun && !rolls_back(context)) {
+        c.torn.insert(seqs.begin(), seqs.end());
+    }
+    return decode_status(status);
+}
+
+} // namespace csb
 
 int32_t csb_context_decode(csb_context * handle, int32_t n_tokens, const int32_t * tokens,
                            const int32_t * positions, const int32_t * seq_ids,

@@ -13,12 +13,14 @@
 #include "guard.hpp"
 #include "hooks/hooks.hpp"
 #include "llama.h"
+#include "tap.hpp"
 
 struct csb_model {
     struct deleter {
         void operator()(llama_model * m) const { llama_model_free(m); }
     };
     std::shared_ptr<llama_model> model; // shared with the contexts made from it
+    bool                         draft = false; // decodes only beside a target
 };
 
 struct csb_context {
@@ -26,6 +28,7 @@ struct csb_context {
         void operator()(llama_context * c) const { llama_free(c); }
     };
     std::shared_ptr<llama_model>            model;
+    std::shared_ptr<csb_context>            target; // of a draft, whose graphs use its weights
     std::unique_ptr<llama_context, deleter> context;
     std::mutex                              in_use; // held by every call but csb_context_cancel
     std::atomic<bool>                       running{false};
@@ -35,6 +38,7 @@ struct csb_context {
     uint64_t                                origin    = 0; // whose states fit: state.cpp
     csb::trace                              trace;
     csb::watch                              watch;
+    csb::tap                                tap;
     std::vector<int8_t>                     outputs;       // of the last decode, by batch entry
     std::set<int32_t>                       torn; // sequences a decode that failed left unusable
 };

@@ -68,6 +68,21 @@ caches find_caches(const llama_context * context) {
     return {};
 }
 
+// Whether graphs on the model's devices and the CPU can use a weight of another model.
+bool reaches(const llama_model * model, const ggml_tensor * weight) {
+    ggml_backend_buffer_type_t type   = ggml_backend_buffer_get_type(weight->buffer);
+    ggml_backend_dev_t         device = ggml_backend_buft_get_device(type);
+    if (ggml_backend_buft_is_host(type) || !offloads(device)) {
+        return true;
+    }
+    for (int i = 0; i < llama_model_n_devices(model); i++) {
+        if (llama_model_get_device(model, i) == device) {
+            return true;
+        }
+    }
+    return false;
+}
+
 } // namespace
 
 namespace csb {
@@ -234,6 +249,94 @@ std::string too_large_for_a_device(const llama_model * model, const llama_contex
                        std::to_string(ggml_nbytes(&part) >> 20) + " MiB is more than " +
                        ggml_backend_dev_name(device) + " takes in one piece";
             }
+        }
+    }
+    return "";
+}
+
+bool gives_layer_input(const llama_context * context, int32_t layer) {
+    const ggml_tensor * input = context->get_gf_res_reserve()->get_layer_inp(layer);
+    return input && input->type == GGML_TYPE_F32 && input->ne[2] == 1 && input->ne[3] == 1 &&
+           input->ne[0] == context->get_model().hparams.n_embd && ggml_is_contiguous(input);
+}
+
+bool is_dflash(const llama_model * model) {
+    return model->arch == LLM_ARCH_DFLASH;
+}
+
+std::string why_no_draft(const llama_model * model) {
+    const llama_hparams & hparams = model->hparams;
+    const int32_t         mask    = llama_vocab_mask(llama_model_get_vocab(model));
+    if (!is_dflash(model)) {
+        return "is no DFlash draft: its architecture is " + model->arch_name();
+    }
+    if (model->dspark_markov_w1 || hparams.dsv4_hc_mult > 0) {
+        return "is a DSpark draft (a Markov head), which csb does not run";
+    }
+    if (model->dflash_selector_hidden || hparams.dflash_selector_top_k > 0) {
+        return "is a DFlash2 draft (a selector), which csb does not run";
+    }
+    if (model->d2t) {
+        return "drafts from a vocabulary of its own, which csb does not run";
+    }
+    if (llama_model_rope_type(model) == LLAMA_ROPE_TYPE_MROPE) {
+        return "is a draft for an M-RoPE target, which csb does not run";
+    }
+    if (hparams.dflash_block_size < 2) {
+        return "says no block size of 2 or more (dflash.block_size)";
+    }
+    if (mask < 0 || mask >= llama_vocab_n_tokens(llama_model_get_vocab(model))) {
+        return "has no mask token";
+    }
+    if (model->target_layer_ids.empty()) {
+        return "names no layers of a target (dflash.target_layers)";
+    }
+    if (hparams.n_embd_head_k() != hparams.n_embd_head_v()) {
+        return "has keys and values of unequal size";
+    }
+    if (hparams.swa_type != LLAMA_SWA_TYPE_NONE && !hparams.is_swa_any()) {
+        return "has a sliding window and no layer that uses it";
+    }
+    return "";
+}
+
+uint32_t draft_block_size(const llama_model * draft) {
+    return draft->hparams.dflash_block_size;
+}
+
+bool draft_is_causal(const llama_model * draft) {
+    char text[8] = {}; // the loader's own flag is true where the file says nothing
+    llama_model_meta_val_str(draft, "dflash.attention.causal", text, sizeof(text));
+    return std::string(text) == "true";
+}
+
+std::string why_not_beside(const llama_model * draft, const llama_context * target) {
+    const llama_model & model = target->get_model();
+    auto differ = [](const char * what, auto one, auto other) {
+        return std::string("its ") + what + " is " + std::to_string(one) + " and the target's " +
+               std::to_string(other);
+    };
+    if (draft->hparams.n_embd != model.hparams.n_embd) {
+        return differ("embedding length", draft->hparams.n_embd, model.hparams.n_embd);
+    }
+    const uint32_t n_vocab = draft->vocab.n_tokens();
+    if (n_vocab != model.vocab.n_tokens()) {
+        return differ("vocabulary size", n_vocab, model.vocab.n_tokens());
+    }
+    for (int32_t layer : draft->target_layer_ids) {
+        if (layer < 0 || layer > llama_model_n_layer(&model)) {
+            return "it reads layer " + std::to_string(layer) + " of a target with " +
+                   std::to_string(llama_model_n_layer(&model)) + " layers";
+        }
+        if (!gives_layer_input(target, layer)) {
+            return "llama.cpp's graph of the target's architecture (" + model.arch_name() +
+                   ") does not give the input of layer " + std::to_string(layer);
+        }
+    }
+    for (const auto & [own, shared] : {std::pair(draft->tok_embd, model.tok_embd),
+                                       std::pair(draft->output, model.output)}) {
+        if (!own && !(shared && reaches(draft, shared))) {
+            return "it uses the target's embeddings and head, which its devices can't reach";
         }
     }
     return "";

@@ -28,6 +28,16 @@ bool         is_causal(const llama_model * model);
 bool splits_blocks(const llama_model * model, ggml_type type_k);
 // Why a device would refuse a layer's part of the memory, at which llama.cpp aborts; empty if none.
 std::string too_large_for_a_device(const llama_model * model, const llama_context_params & params);
+// Whether the graph that llama.cpp reserved for the context gives this layer's input, one row of
+// n_embd floats for each token: asked of one that does not, it aborts.
+bool gives_layer_input(const llama_context * context, int32_t layer);
+bool is_dflash(const llama_model * model);
+// Why the model is no DFlash draft that csb can run; empty if it is one.
+std::string why_no_draft(const llama_model * model);
+uint32_t    draft_block_size(const llama_model * draft);
+bool        draft_is_causal(const llama_model * draft); // whether a block's tokens see only earlier ones
+// Why the draft can't stand beside this target; empty if it can.
+std::string why_not_beside(const llama_model * draft, const llama_context * target);
 // Counts by type name of the model's weight tensors: {"f32": 61, "bf16": 211}.
 void describe_tensor_types(const llama_model * model, json & j);
 

@@ -59,6 +59,13 @@ std::vector<float> read_split(const std::string & text) {
     return parts;
 }
 
+csb_model * add(std::shared_ptr<llama_model> model, bool draft) {
+    auto handle   = std::make_shared<csb_model>();
+    handle->model = std::move(model);
+    handle->draft = draft;
+    return csb::register_handle(std::move(handle));
+}
+
 } // namespace
 
 int32_t csb_model_open(const char * path, int32_t n_options, const char * const * keys,
@@ -71,7 +78,7 @@ int32_t csb_model_open(const char * path, int32_t n_options, const char * const 
         llama_model_params              params = llama_model_default_params();
         std::vector<ggml_backend_dev_t> devices;
         std::vector<float>              split;
-        bool                            mmap = true;
+        bool                            mmap = true, draft = false;
         options.whole("n_gpu_layers", params.n_gpu_layers, -1, 1 << 20);
         options.whole("main_gpu", params.main_gpu, 0, static_cast<long long>(llama_max_devices()));
         options.choice("split_mode", params.split_mode,
@@ -81,6 +88,7 @@ int32_t csb_model_open(const char * path, int32_t n_options, const char * const 
         options.flag("use_extra_bufts", params.use_extra_bufts);
         options.flag("check_tensors", params.check_tensors);
         options.flag("use_mmap", mmap);
+        options.flag("draft", draft);
         params.load_mode = mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
         if (const std::string * names = options.text("devices")) {
             devices        = find_devices(*names);
@@ -110,6 +118,17 @@ int32_t csb_model_open(const char * path, int32_t n_options, const char * const 
         auto refuse = [&](const char * why) {
             throw error(CSB_ERROR_UNSUPPORTED, file + ": " + why);
         };
+        if (draft) {
+            const std::string why = csb::why_no_draft(model.get());
+            if (!why.empty()) {
+                refuse(why.c_str());
+            }
+            *out_model = add(model, draft);
+            return CSB_OK;
+        }
+        if (csb::is_dflash(model.get())) {
+            refuse("is a DFlash draft, which decodes only beside its target");
+        }
         if (!llama_model_has_decoder(model.get())) {
             refuse("is an encoder; csb compares decoders");
         }
@@ -122,9 +141,7 @@ int32_t csb_model_open(const char * path, int32_t n_options, const char * const 
         if (!csb::is_causal(model.get())) {
             refuse("attends in both directions: it is no decoder, and csb compares decoders");
         }
-        auto handle   = std::make_shared<csb_model>();
-        handle->model = std::move(model);
-        *out_model    = csb::register_handle(std::move(handle));
+        *out_model = add(model, draft);
         return CSB_OK;
     });
 }

@@ -140,6 +140,7 @@ int32_t csb_context_state_set(csb_context * handle, int32_t seq_id, int32_t part
         if (!partial) { // llama.cpp leaves the sequence alone when the state is an empty one
             llama_memory_seq_rm(llama_get_memory(context), seq_id, 0, -1);
         }
+        c->tap.clear(); // of what lies in the memory now nothing was kept
         csb::last_log_error();
         if (llama_state_seq_set_data_ext(context, body, rest, seq_id, flags_of(partial)) != rest) {
             throw csb::error(CSB_ERROR_UNSUPPORTED,

@@ -8,6 +8,7 @@ on such a model proves that two paths differ, not how much they differ on a real
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,10 @@ def write(
     eos: int = IM_END,
     sharp: float = 1.0,
     tie: tuple[int, int] | None = None,
+    mask: int | None = None,
+    keys: dict[str, Value | None] | None = None,
+    tensors: dict[str, str] | None = None,
+    values: dict[str, Array] | None = None,
     **shape: int,
 ) -> Path:
     """Write a model of one of ARCHS to `path` and return it. `shape` overrides sizes of SHAPE.
@@ -59,19 +64,27 @@ def write(
     eos: (bpe) the end-of-generation token; give it an id that the model generates to test
          how a run ends. With any other the text never ends: special tokens are never best.
     bos: (bpe) text is tokenized with a <|bos|> in front.
+    mask: the id of the mask token that the file names.
+    keys, tensors: in place of the architecture's own and beside them; None leaves a key out.
+    values: tensors that are no noise.
 
     A tensor depends on seed, name and shape only: other options leave its values alone.
     """
     spec, dims = _resolve(arch, shape)
     if (tie or sharp != 1) and "output.weight" not in spec.top:
         raise ValueError(f"{arch} has no output head for sharp or tie")
+    kept = {k: v for k, v in (spec.keys | (keys or {})).items() if v is not None}
+    spec = replace(spec, keys=kept, top=spec.top | (tensors or {}))
     writer = _header(path, spec, dims, chat_template)
     _add_tokenizer(writer, tokenizer, dims["v"], bos, eos)
+    if mask is not None:
+        writer.add_mask_token_id(mask)
     quant, file_type = DTYPES[dtype]
     writer.add_file_type(file_type)
     never = tuple(SPECIALS) if tokenizer == "bpe" else ()
     for name, letters in _tensors(spec, dims):
         data = _values(name, tuple(dims[x] for x in letters.split()), seed)
+        data = (values or {}).get(name, data)
         if name == "output.weight":
             data = _head(data, sharp, tie, never)
         kind = GGMLQuantizationType.F32 if _keeps_f32(name, data) else quant

@@ -56,6 +56,7 @@ def sizes(shape: dict[str, int]) -> dict[str, int]:
     return s | {
         "q": s["H"] * s["h"],
         "k": s["K"] * s["h"],
+        "2e": 2 * s["e"],
         "2q": 2 * s["H"] * s["h"],  # query and gate in one projection
         "3e": 3 * s["e"],
         "i": 2 * s["e"],  # mamba: the only expansion that the pin loads
@@ -220,6 +221,14 @@ ARCHS = {
             "ssm.time_step_rank": "m",
             "ssm.group_count": "n",
         },
+    ),
+    # a draft for targets of four layers, whose embeddings and head it uses
+    "dflash": Arch(
+        "dflash",
+        (ATTENTION | QK_NORM | FFN,),
+        {"fc.weight": "e 2e", "enc.output_norm.weight": "e", "output_norm.weight": "e"},
+        HEADS | {"block_size": 8, "target_layers": lambda s: [0, 2]},
+        {"n_layer": 2},
     ),
     "bert": Arch(
         "bert",

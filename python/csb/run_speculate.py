@@ -11,7 +11,8 @@ from csb import kernels, unfinished
 from csb import record as records
 from csb.errors import ArgumentError
 from csb.measure.session import Session, open_session
-from csb.measure.speculate import precise
+from csb.measure.speculate import draft_dflash, precise
+from csb.measure.speculate.draft_dflash import DFlash
 from csb.measure.speculate.draft_model import DraftModel, check_vocabulary
 from csb.measure.speculate.drafters import Drafter, Ngram, Noisy, Oracle, Recorded
 from csb.measure.speculate.measure import Speculated, prefix_of, refuse, speculate
@@ -52,19 +53,25 @@ def run_speculate(plan: SpeculatePlan, json_path: str | None = None) -> Record:
         provenance = session.provenance()
         provenance.pop("hash_seconds")
         begun = record.head(plan, provenance, without)
+        if isinstance(model, DFlash):
+            same = draft_dflash.leaves_bits_alone(session, model, prompts[0].tokens, plan.width)
+            begun["draft"] = {**model.facts, "target_bits_unchanged": same}
+        precise_model = model
         if plan.exact == "f32":
             precise.refuse(session.model)
             precisely = stack.enter_context(precise.session(session))
             begun["f32"] = precisely.parameters()
+            if isinstance(model, DFlash):  # it uses its target's weights
+                precise_model = stack.enter_context(_draft_model(plan, precisely))
 
         made: list[Record] = []
         stopped: Speculated | None = None
         with unfinished.kept(json_path, unfinished.of(begun, "prompts")) as keep, Steps() as steps:
             for index, prompt in enumerate(prompts):
-                here = _Here(plan, prompt, index, len(prompts), steps, model, drafts)
-                done = [("as given", here.run(session, all_ways))]
+                here = _Here(plan, prompt, index, len(prompts), steps, drafts)
+                done = [("as given", here.run(session, all_ways, model))]
                 if plan.exact == "f32" and done[0][1].stopped is None:
-                    done.append(("f32", here.run(precisely, [Way("f32")])))
+                    done.append(("f32", here.run(precisely, [Way("f32")], precise_model)))
                 text = _detokenizer(session.model)
                 runs = [record.of_run(s, setting, plan.exact, text) for setting, s in done]
                 made.append(record.of_prompt(prompt, runs, plan.exact))
@@ -115,6 +122,10 @@ def _switches(plan: SpeculatePlan, session: Session, prompts: Sequence[Prompt]) 
 
 @contextlib.contextmanager
 def _draft_model(plan: SpeculatePlan, session: Session) -> Any:
+    if plan.drafter.kind == "dflash":
+        with draft_dflash.beside(session, plan.drafter.path, plan.width) as drafter:
+            yield drafter
+        return
     if plan.drafter.kind != "model":
         yield None
         return
@@ -142,17 +153,18 @@ class _Here:
     index: int
     n: int
     steps: Steps
-    model: DraftModel | None
     drafts: recorded.Drafts | None
 
-    def run(self, session: Session, ways: Sequence[Way]) -> Speculated:
+    def run(
+        self, session: Session, ways: Sequence[Way], model: DraftModel | DFlash | None
+    ) -> Speculated:
         memory = session.memory
         plan = self.plan.compare_plan(self.plan.prompts[self.index], prefix_of(memory))
 
         def cancel() -> None:
             session.context.cancel()
-            if self.model is not None:
-                self.model.cancel()
+            if model is not None:
+                model.cancel()
 
         return interruptible(
             lambda: speculate(
@@ -160,7 +172,7 @@ class _Here:
                 plan,
                 self.prompt.tokens,
                 session.quantized,
-                lambda ar: self._drafter(ar, session.model.n_vocab),
+                lambda ar: model or self._drafter(ar, session.model.n_vocab),
                 ways,
                 self._progress,
             ),
@@ -176,8 +188,6 @@ class _Here:
             return Noisy(ar, self.plan.drafter.rate, (self.plan.seed, self.index), n_vocab)
         if kind == "ngram":
             return Ngram()
-        if self.model is not None:
-            return self.model
         if self.drafts is not None:
             return Oracle(self.drafts) if isinstance(self.drafts, list) else Recorded(self.drafts)
         return Oracle(ar)

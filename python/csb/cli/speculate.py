@@ -19,6 +19,7 @@ from csb.speculation.plan import (
     DRAFTERS,
     GATED,
     WAYS,
+    WITH_FILE,
     DrafterPlan,
     SpeculatePlan,
     Way,
@@ -28,13 +29,13 @@ from csb.speculation.verdict import CODES, Outcome
 
 
 class Drafter(click.ParamType):
-    name = "oracle|noisy:P|ngram|model:FILE|file:TOKENS"
+    name = "oracle|noisy:P|ngram|model:FILE|dflash:FILE|file:TOKENS"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> DrafterPlan:
         if isinstance(value, DrafterPlan):
             return value
         kind, colon, tail = str(value).partition(":")
-        takes = kind in ("noisy", "model", "file")
+        takes = kind in ("noisy", *WITH_FILE)
         if kind not in DRAFTERS or takes != bool(colon and tail):
             self.fail(f"{value!r}: must be {self.name}", param, ctx)
         if kind == "noisy":
@@ -131,7 +132,7 @@ def _prompt(one: PromptPlan, line: str, where: str) -> PromptPlan:
     type=Drafter(),
     default="oracle",
     help="who proposes tokens: the AR run's own (oracle), with wrong ones at rate P, prompt "
-    "lookup, a smaller model, or a file",
+    "lookup, a smaller model, a DFlash draft of this one, or a file",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="of noisy (0)")
 @click.option(

@@ -78,9 +78,12 @@ class Context(Handle):
                 "rope_freq_scale": rope_freq_scale,
             }
         )
+        self._pointer = self._open(options)
+
+    def _open(self, options: tuple[int, Any, Any]) -> ctypes.c_void_p:
         pointer = ctypes.c_void_p()
-        self._lib.csb_context_open(model.pointer, *options, ctypes.byref(pointer))
-        self._pointer = pointer
+        self._lib.csb_context_open(self.model.pointer, *options, ctypes.byref(pointer))
+        return pointer
 
     @functools.cached_property
     def parameters(self) -> dict[str, dict[str, Any]]:
@@ -190,6 +193,26 @@ class Context(Handle):
             raise ArgumentError(f"out has shape {rows.shape}: must be float32 [rows, n_vocab]")
         if not (rows.flags.c_contiguous and rows.flags.writeable):
             raise ArgumentError("out must be contiguous and writeable")
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """From now on every decode's inputs of these layers are kept for `tapped`; none: no longer.
+        UnsupportedError where the architecture's graph doesn't give them. Source: csb_context_tap.
+        """
+        numbers = whole_array(layers, "layers")
+        self._lib.csb_context_tap(self.pointer, len(numbers), numbers)
+        self._tapped = len(numbers) * int(self.model.info["n_embd"])
+
+    def tapped(self) -> tuple[int, Rows]:
+        """Takes what `tap` kept: the first position, and float32 [positions, layers * n_embd] from
+        there to the memory's end; -1 and no rows where nothing is new."""
+        first, n = ctypes.c_int32(), ctypes.c_int64()
+        out = np.empty(0, np.float32)
+        while True:
+            where = ctypes.byref(first), ctypes.byref(n)
+            self._lib.csb_context_tapped(self.pointer, len(out), out, *where)
+            if n.value <= len(out):
+                return first.value, out[: n.value].reshape(-1, max(1, self._tapped))
+            out = np.empty(n.value, np.float32)
 
     @property
     def decode_seconds(self) -> float:

@@ -24,8 +24,9 @@ class Model(Handle):
 
     Options (None: llama.cpp's default): n_gpu_layers (-1 all), devices (names joined by commas,
     "none" for the CPU alone), split_mode ("none", "layer", "row"), main_gpu, tensor_split (numbers
-    joined by commas), use_extra_bufts (repacked weights), use_mmap, check_tensors. library_file:
-    another libcsb than the installed one, for this model and what is made from it.
+    joined by commas), use_extra_bufts (repacked weights), use_mmap, check_tensors, draft (a DFlash
+    draft, for csb.native.draft). library_file: another libcsb than the installed one, for this
+    model and what is made from it.
 
     Raises FileError (missing, no GGUF, cut short), UnsupportedError (no decoder), DeviceError (no
     room for the weights), ArgumentError (a bad option). Source: csb_model_open.
@@ -43,6 +44,7 @@ class Model(Handle):
         use_extra_bufts: bool | None = None,
         use_mmap: bool | None = None,
         check_tensors: bool | None = None,
+        draft: bool | None = None,
         library_file: str | os.PathLike[str] | None = None,
     ) -> None:
         self.lib = library() if library_file is None else load(Path(library_file))
@@ -58,6 +60,7 @@ class Model(Handle):
                 "use_extra_bufts": use_extra_bufts,
                 "use_mmap": use_mmap,
                 "check_tensors": check_tensors,
+                "draft": draft,
             }
         )
         pointer = ctypes.c_void_p()

@@ -9,7 +9,8 @@ from pathlib import Path
 from csb.errors import ArgumentError
 from csb.plan import ComparePlan, ContextPlan, ModelPlan, PromptPlan
 
-DRAFTERS = ("oracle", "noisy", "ngram", "model", "file")
+DRAFTERS = ("oracle", "noisy", "ngram", "model", "dflash", "file")
+WITH_FILE = ("model", "dflash", "file")  # drafters that take a path
 WAYS = ("none", "margin", "repair", "kernels", "single", "f32")
 GATED = ("margin", "repair")  # ways that take a TAU
 TAUS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, math.inf)
@@ -20,15 +21,16 @@ EXACT_KERNELS = ("llamafile", "tiled", "split-kv")
 
 @dataclass(frozen=True)
 class DrafterPlan:
-    """Who drafts. rate: of `noisy`; path: of `model` and `file`."""
+    """Who drafts. rate: of `noisy`; path: of WITH_FILE."""
 
     kind: str = "oracle"
     rate: float = 0.0
     path: Path = Path()
 
     def __str__(self) -> str:
-        tail = {"noisy": f":{self.rate:g}", "model": f":{self.path}", "file": f":{self.path}"}
-        return self.kind + tail.get(self.kind, "")
+        if self.kind == "noisy":
+            return f"noisy:{self.rate:g}"
+        return f"{self.kind}:{self.path}" if self.kind in WITH_FILE else self.kind
 
 
 @dataclass(frozen=True)

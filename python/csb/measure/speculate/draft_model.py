@@ -15,19 +15,19 @@ from csb.native.model import Model
 PADDING = 128  # entries by which two vocabularies of one tokenizer may differ, as llama.cpp has it
 
 
-def check_vocabulary(target: Model, draft: Model) -> None:
-    """Raises ArgumentError unless both models mean the same by every token id."""
+def check_vocabulary(target: Model, draft: Model, kind: str = "model") -> None:
+    """Raises ArgumentError unless both models mean the same by every token id. kind: of drafter."""
     n = target.n_vocab, draft.n_vocab
     both_text = target.info["has_tokenizer"], draft.info["has_tokenizer"]
     if abs(n[0] - n[1]) > PADDING or both_text[0] != both_text[1]:
         raise ArgumentError(
-            f"--drafter model:{draft.path}: another vocabulary ({n[1]} tokens, the target {n[0]})"
+            f"--drafter {kind}:{draft.path}: another vocabulary ({n[1]} tokens, the target {n[0]})"
         )
     if all(both_text):
         for token in range(min(n)):
             if target.piece(token) != draft.piece(token):
                 raise ArgumentError(
-                    f"--drafter model:{draft.path}: token {token} is {draft.piece(token)!r} there "
+                    f"--drafter {kind}:{draft.path}: token {token} is {draft.piece(token)!r} there "
                     f"and {target.piece(token)!r} in the target"
                 )
 
