@@ -1,5 +1,6 @@
 #include "internals.hpp"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -81,6 +82,19 @@ bool reaches(const llama_model * model, const ggml_tensor * weight) {
         }
     }
     return false;
+}
+
+// Whether each entry of a draft's d2t is a token's id.
+bool maps_to_tokens(const llama_model * model) {
+    const ggml_tensor * d2t = model->d2t;
+    if (d2t->type != GGML_TYPE_I64) {
+        return false;
+    }
+    std::vector<int64_t> ids(static_cast<size_t>(ggml_nelements(d2t)));
+    ggml_backend_tensor_get(d2t, ids.data(), 0, ggml_nbytes(d2t));
+    return std::all_of(ids.begin(), ids.end(), [&](int64_t id) {
+        return id >= 0 && id < static_cast<int64_t>(model->vocab.n_tokens());
+    });
 }
 
 } // namespace
@@ -276,8 +290,8 @@ std::string why_no_draft(const llama_model * model) {
     if (model->dflash_selector_hidden || hparams.dflash_selector_top_k > 0) {
         return "is a DFlash2 draft (a selector), which csb does not run";
     }
-    if (model->d2t) {
-        return "drafts from a vocabulary of its own, which csb does not run";
+    if (model->d2t && !maps_to_tokens(model)) {
+        return "maps its own vocabulary (d2t) to what are no tokens";
     }
     if (llama_model_rope_type(model) == LLAMA_ROPE_TYPE_MROPE) {
         return "is a draft for an M-RoPE target, which csb does not run";

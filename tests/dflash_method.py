@@ -1,8 +1,9 @@
-"""What a DFlash draft should say, in numpy: its forward pass on the target's layer inputs, and those
-from the nodes of a plain context."""
+"""What a DFlash draft should say, in numpy: its forward pass on layer inputs of the target, which
+come from the nodes of a plain context."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ Array = np.ndarray[Any, Any]
 EPSILON, BASE = 1e-6, 10000.0
 
 
+@functools.cache
 def weights(path: Path) -> dict[str, Array]:
     """Of an F32 file, [out, in]."""
     return {t.name: np.asarray(t.data, np.float64) for t in GGUFReader(path).tensors}
@@ -60,7 +62,12 @@ def forward(
         gate = h @ of["ffn_gate.weight"].T
         gate = gate / (1 + np.exp(-gate)) * (h @ of["ffn_up.weight"].T)
         x = x + gate @ of["ffn_down.weight"].T
-    return _norm(x) * w["output_norm.weight"] @ shared["output.weight"].T
+    normed = _norm(x) * w["output_norm.weight"]
+    if "d2t" not in w:
+        return normed @ shared["output.weight"].T
+    logits = np.full((len(x), len(shared["output.weight"])), -np.inf)
+    logits[:, w["d2t"].astype(int)] = normed @ w["output.weight"].T
+    return logits
 
 
 def _norm(x: Array) -> Array:

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.native
 MASK, BLOCK = 300, 8
 TEXT = [int(i) for i in np.random.default_rng(3).integers(0, 256, 40)]
 SETTINGS: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "flash_attn": "off"}
+OWN = {"d2t": "f", "output.weight": "f e"}  # a vocabulary of the draft's own, n_ff tokens
 F32 = {**SETTINGS, "type_k": "f32", "type_v": "f32"}
 
 
@@ -148,6 +149,33 @@ def test_a_block_is_numpys(target: Path, tmp_path: Path, causal: bool, flash: st
                 assert np.abs(rows - other).max() > 2e-2 * np.abs(expected).max()
 
 
+@pytest.mark.hooks
+def test_a_vocabulary_of_its_own(target: Path, tmp_path: Path) -> None:
+    """Of 384 tokens: the others' logits are -inf."""
+    ids = np.random.default_rng(5).permutation(512)[:384]
+    path = tiny.write(
+        tmp_path / "draft.gguf",
+        "dflash",
+        tokenizer="bpe",
+        mask=MASK,
+        tensors=OWN,
+        values={"d2t": ids},
+        n_ff=384,
+    )
+    with csb.Model(target) as model, csb.Model(path, draft=True) as drafts:
+        features = dflash_method.layer_inputs(model, TEXT, **SETTINGS)
+        with csb.Context(model, **SETTINGS) as beside, DraftContext(drafts, beside, **F32) as c:
+            c.inject(features.astype(np.float32), 0)
+            c.decode([9, MASK, MASK], 40)
+            rows = c.logits([0, 1, 2])
+    expected = dflash_method.forward(path, target, features, 9, [MASK, MASK])
+    assert np.array_equal(np.isneginf(rows), np.isneginf(expected))
+    finite = np.isfinite(expected)
+    assert finite.sum() == 3 * 384
+    largest = np.abs(expected[finite]).max()
+    assert np.abs(rows[finite] - expected[finite]).max() < 2e-3 * largest
+
+
 def test_a_draft_outlives_its_target_s_handles(target: Path, draft: Path) -> None:
     model, drafts = csb.Model(target), csb.Model(draft, draft=True)
     context = csb.Context(model, **SETTINGS)
@@ -263,9 +291,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "DFlash2",
     ),
-    "a vocabulary of its own": (
-        {"mask": MASK, "tensors": {"d2t": "e", "output.weight": "e e"}},
-        "vocabulary of its own",
+    "a vocabulary of its own as floats": ({"mask": MASK, "tensors": OWN}, "no tokens"),
+    "a vocabulary of its own, a token too far": (
+        {"mask": MASK, "tensors": OWN, "values": {"d2t": np.arange(512) + 1}},
+        "no tokens",
     ),
     "no layers": ({"mask": MASK, "keys": {"target_layers": None}}, "target_layers"),
     "a window for no layer": (

@@ -87,6 +87,9 @@ def write(
         data = (values or {}).get(name, data)
         if name == "output.weight":
             data = _head(data, sharp, tie, never)
+        if data.dtype == np.int64:
+            writer.add_tensor(name, data)
+            continue
         kind = GGMLQuantizationType.F32 if _keeps_f32(name, data) else quant
         writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
     return _finish(writer, path)

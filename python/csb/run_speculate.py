@@ -17,6 +17,7 @@ from csb.measure.speculate.draft_model import DraftModel, check_vocabulary
 from csb.measure.speculate.drafters import Drafter, Ngram, Noisy, Oracle, Recorded
 from csb.measure.speculate.measure import Speculated, prefix_of, refuse, speculate
 from csb.measure.trace import switch_effects
+from csb.models.hashing import sha256_file
 from csb.native import worker
 from csb.native.context import Context
 from csb.native.model import Model
@@ -54,8 +55,7 @@ def run_speculate(plan: SpeculatePlan, json_path: str | None = None) -> Record:
         provenance.pop("hash_seconds")
         begun = record.head(plan, provenance, without)
         if isinstance(model, DFlash):
-            same = draft_dflash.leaves_bits_alone(session, model, prompts[0].tokens, plan.width)
-            begun["draft"] = {**model.facts, "target_bits_unchanged": same}
+            begun["draft"] = _facts(plan, session, model, prompts[0])
         precise_model = model
         if plan.exact == "f32":
             precise.refuse(session.model)
@@ -63,6 +63,7 @@ def run_speculate(plan: SpeculatePlan, json_path: str | None = None) -> Record:
             begun["f32"] = precisely.parameters()
             if isinstance(model, DFlash):  # it uses its target's weights
                 precise_model = stack.enter_context(_draft_model(plan, precisely))
+                begun["f32_draft"] = _facts(plan, precisely, precise_model, prompts[0])
 
         made: list[Record] = []
         stopped: Speculated | None = None
@@ -142,6 +143,18 @@ def _draft_model(plan: SpeculatePlan, session: Session) -> Any:
             flash_attn=asked.flash_attn,
         ) as context:
             yield DraftModel(context, session.model)
+
+
+def _facts(plan: SpeculatePlan, session: Session, draft: DFlash, prompt: Prompt) -> Record:
+    path = plan.drafter.path
+    return {
+        "path": str(path),
+        "sha256": sha256_file(path),
+        **draft.facts,
+        "target_bits_unchanged": draft_dflash.leaves_bits_alone(
+            session, draft, prompt.tokens, plan.width
+        ),
+    }
 
 
 @dataclass

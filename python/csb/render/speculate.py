@@ -36,8 +36,9 @@ def _config(record: Record) -> Iterator[str]:
         f"n={c['n_gen']}"
     )
     yield f"drafter: {harmless(c['drafter'])}, seed {c['seed']}"
-    if "draft" in record:
-        yield _draft(record["draft"])
+    for name in ("draft", "f32_draft"):
+        if name in record:
+            yield _draft(name.replace("_", " "), record[name])
     extra = [name for name in c["without"] if name not in c["without_asked"]]
     if extra:
         yield (
@@ -49,14 +50,14 @@ def _config(record: Record) -> Iterator[str]:
         yield f"exact kernels, without {name}: {said}"
 
 
-def _draft(draft: Record) -> str:
+def _draft(name: str, draft: Record) -> str:
     layers = ", ".join(map(str, draft["layers"]))
     said = (
         "which changes no bit of its rows"
         if draft["target_bits_unchanged"]
         else "which CHANGES bits of its rows: the AR run here is one with these layers read"
     )
-    return f"draft: blocks of {draft['block_size']}, reads the target's layers {layers}, {said}"
+    return f"{name}: blocks of {draft['block_size']}, reads the target's layers {layers}, {said}"
 
 
 def _prompt(record: Record, number: int, prompt: Record, detail: bool, full: bool) -> Iterator[str]:
