@@ -110,7 +110,8 @@ CSB_API int32_t csb_net_test(const char * message);
 // tensor_split (numbers joined by commas), use_extra_bufts (0|1, repacked weights), use_mmap (0|1),
 // check_tensors (0|1), draft (0|1: a DFlash draft and nothing else, for csb_draft_open).
 // CSB_ERROR_FILE: missing, no regular file, empty, no GGUF, cut short, damaged, vocabulary only.
-// CSB_ERROR_UNSUPPORTED: an architecture llama.cpp does not know, or no causal decoder.
+// CSB_ERROR_UNSUPPORTED: an architecture llama.cpp does not know, or no causal decoder; with draft
+// 1 no DFlash draft, or one of a kind that csb does not run.
 // CSB_ERROR_DEVICE: a device has no room for the weights.
 CSB_API int32_t csb_model_open(const char * path, int32_t n_options, const char * const * keys,
                                const char * const * values, csb_model ** out_model);
@@ -287,9 +288,9 @@ CSB_API int32_t csb_draft_open(csb_model * draft, csb_context * target, int32_t 
                                const char * const * keys, const char * const * values,
                                csb_context ** out_context);
 
-// Layer inputs of n_tokens tokens, rows [n_tokens, width], width floats each in the draft's order of
-// layers, into the draft's memory from `position` on: at most n_batch and n_ubatch tokens, positions
-// as in csb_context_decode. No logits.
+// Layer inputs of n_tokens tokens, rows [n_tokens, width], width floats each in the draft's order
+// of layers, into the draft's memory from `position` on: at most n_batch and n_ubatch tokens,
+// positions as in csb_context_decode. No logits.
 CSB_API int32_t csb_draft_inject(csb_context * context, int32_t n_tokens, int32_t width,
                                  const float * rows, int32_t position);
 

@@ -6,12 +6,12 @@
 
 namespace {
 
-csb_model & open_draft(std::shared_ptr<csb_model> & held, csb_model * handle) {
-    held = csb::open_model(handle);
+std::shared_ptr<llama_model> open_draft(csb_model * handle) {
+    const auto held = csb::open_model(handle);
     if (!held->draft) {
         csb::bad_argument("model was not opened as a draft");
     }
-    return *held;
+    return held->model;
 }
 
 // Floats of one token's row of layer inputs.
@@ -24,10 +24,10 @@ int32_t row_width(const llama_model * draft) {
 int32_t csb_draft_describe(csb_model * handle, const char ** out_json) {
     return csb::guarded([&] {
         csb::check_ptr(out_json, "out_json");
-        std::shared_ptr<csb_model> held;
-        const llama_model *        model  = open_draft(held, handle).model.get();
-        const int32_t *            layers = llama_model_target_layer_ids(model);
-        csb::json                  j;
+        const auto          held   = open_draft(handle);
+        const llama_model * model  = held.get();
+        const int32_t *     layers = llama_model_target_layer_ids(model);
+        csb::json           j;
         j.open('{').pair("block_size", csb::draft_block_size(model));
         j.pair("mask", llama_vocab_mask(llama_model_get_vocab(model)));
         j.pair("causal", csb::draft_is_causal(model)).key("layers").open('[');
@@ -44,10 +44,9 @@ int32_t csb_draft_open(csb_model * draft, csb_context * target, int32_t n_option
                        csb_context ** out_context) {
     return csb::guarded([&] {
         csb::check_ptr(out_context, "out_context");
-        std::shared_ptr<csb_model>         held;
-        const std::shared_ptr<llama_model> model = open_draft(held, draft).model;
-        auto                               other = csb::open_context(target);
-        const csb::use                     c(target);
+        const auto     model = open_draft(draft);
+        const auto     other = csb::open_context(target);
+        const csb::use c(target);
 
         const std::string why = csb::why_not_beside(model.get(), c.llama());
         if (!why.empty()) {
@@ -68,8 +67,8 @@ int32_t csb_draft_inject(csb_context * handle, int32_t n_tokens, int32_t width, 
     return csb::guarded([&] {
         const csb::use  c(handle);
         llama_context * context = c.llama();
-        const int32_t   most    = static_cast<int32_t>(
-            std::min(llama_n_batch(context), llama_n_ubatch(context)));
+        const int32_t   most =
+            static_cast<int32_t>(std::min(llama_n_batch(context), llama_n_ubatch(context)));
         if (!c->target) {
             csb::bad_argument("context is none of a draft");
         }

@@ -302,6 +302,9 @@ std::string why_no_draft(const llama_model * model) {
     if (mask < 0 || mask >= llama_vocab_n_tokens(llama_model_get_vocab(model))) {
         return "has no mask token";
     }
+    if (hparams.n_layer() == 0) {
+        return "has no layers";
+    }
     if (model->target_layer_ids.empty()) {
         return "names no layers of a target (dflash.target_layers)";
     }

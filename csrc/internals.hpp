@@ -35,7 +35,7 @@ bool is_dflash(const llama_model * model);
 // Why the model is no DFlash draft that csb can run; empty if it is one.
 std::string why_no_draft(const llama_model * model);
 uint32_t    draft_block_size(const llama_model * draft);
-bool        draft_is_causal(const llama_model * draft); // whether a block's tokens see only earlier ones
+bool        draft_is_causal(const llama_model * draft); // a block's tokens see only earlier ones
 // Why the draft can't stand beside this target; empty if it can.
 std::string why_not_beside(const llama_model * draft, const llama_context * target);
 // Counts by type name of the model's weight tensors: {"f32": 61, "bf16": 211}.

@@ -38,10 +38,17 @@ def layer_inputs(target: csb.Model, tokens: list[int], **settings: Any) -> Array
 
 
 def forward(
-    draft: Path, target: Path, features: Array, last: int, masks: list[int], causal: bool = False
+    draft: Path,
+    target: Path,
+    features: Array,
+    last: int,
+    masks: list[int],
+    causal: bool = False,
+    window: int = 0,
 ) -> Array:
     """Logits [1 + masks, n_vocab] of the last token and the masks after it; features: [tokens,
-    layers * n_embd] of all tokens before."""
+    layers * n_embd] of all tokens before. window: of the first layer, tokens that are farther back
+    are out of it."""
     w, shared = weights(draft), weights(target)
     n = len(features)
     fused = _norm(features @ w["fc.weight"].T) * w["enc.output_norm.weight"]
@@ -50,6 +57,7 @@ def forward(
     sees = np.ones((len(x), n + len(x)), bool)
     if causal:
         sees[:, n:] = np.tri(len(x), dtype=bool)
+    far = places[:, None] - np.arange(n + len(x)) >= (window or np.inf)
     for i in range(sum(name.endswith("attn_q.weight") for name in w)):
         of = {name.split(".", 2)[2]: v for name, v in w.items() if name.startswith(f"blk.{i}.")}
         h = _norm(x) * of["attn_norm.weight"]
@@ -57,7 +65,8 @@ def forward(
         k = np.concatenate([_heads(fused, of, "k", np.arange(n)), _heads(h, of, "k", places)])
         v = np.concatenate([fused, h]) @ of["attn_v.weight"].T
         v = v.reshape(len(k), k.shape[1], -1)
-        x = x + _attend(q, k, v, sees) @ of["attn_output.weight"].T
+        in_sight = sees & ~far if i == 0 else sees
+        x = x + _attend(q, k, v, in_sight) @ of["attn_output.weight"].T
         h = _norm(x) * of["ffn_norm.weight"]
         gate = h @ of["ffn_gate.weight"].T
         gate = gate / (1 + np.exp(-gate)) * (h @ of["ffn_up.weight"].T)

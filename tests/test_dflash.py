@@ -150,6 +150,31 @@ def test_a_block_is_numpys(target: Path, tmp_path: Path, causal: bool, flash: st
 
 
 @pytest.mark.hooks
+def test_a_window(target: Path, tmp_path: Path) -> None:
+    """The first layer sees 9 tokens back, and the block's own that come after."""
+    keys = {
+        "attention.sliding_window": 9,
+        "attention.sliding_window_pattern": [True, False],
+    }
+    path = tiny.write(tmp_path / "d.gguf", "dflash", tokenizer="bpe", mask=MASK, keys=keys)
+    block = [8, *[MASK] * 7]
+    with csb.Model(target) as model, csb.Model(path, draft=True) as drafts:
+        features = dflash_method.layer_inputs(model, TEXT, **SETTINGS)
+        with csb.Context(model, **SETTINGS) as beside, DraftContext(drafts, beside, **F32) as c:
+            c.inject(features.astype(np.float32), 0)
+            c.decode(block, 40)
+            c.remove(40)
+            c.decode(block, 40)
+            rows = c.logits(range(8))
+
+    def off(window: int) -> float:
+        expected = dflash_method.forward(path, target, features, 8, block[1:], window=window)
+        return float(np.abs(rows - expected).max() / np.abs(expected).max())
+
+    assert off(9) < 2e-3 and min(off(8), off(10), off(0)) > 1e-2
+
+
+@pytest.mark.hooks
 def test_a_vocabulary_of_its_own(target: Path, tmp_path: Path) -> None:
     """Of 384 tokens: the others' logits are -inf."""
     ids = np.random.default_rng(5).permutation(512)[:384]

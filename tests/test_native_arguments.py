@@ -272,6 +272,7 @@ MODEL_OPTIONS = {
     "use_extra_bufts": FLAG,
     "use_mmap": FLAG,
     "check_tensors": FLAG,
+    "draft": FLAG,
 }
 
 

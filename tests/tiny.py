@@ -45,7 +45,7 @@ def write(
     *,
     dtype: str = "f32",
     seed: int = 0,
-    tokenizer: str = "none",
+    tokenizer: str | Path = "none",
     chat_template: str | None = None,
     bos: bool = False,
     eos: int = IM_END,
@@ -64,6 +64,7 @@ def write(
     eos: (bpe) the end-of-generation token; give it an id that the model generates to test
          how a run ends. With any other the text never ends: special tokens are never best.
     bos: (bpe) text is tokenized with a <|bos|> in front.
+    tokenizer: none, bpe, or a file whose tokenizer is copied.
     mask: the id of the mask token that the file names.
     keys, tensors: in place of the architecture's own and beside them; None leaves a key out.
     values: tensors that are no noise.
@@ -162,8 +163,10 @@ def _add_key(writer: GGUFWriter, key: str, value: Value) -> None:
             writer.add_array(key, value)
 
 
-def _add_tokenizer(writer: GGUFWriter, kind: str, n_vocab: int, bos: bool, eos: int) -> None:
-    if kind == "bpe":
+def _add_tokenizer(writer: GGUFWriter, kind: str | Path, n_vocab: int, bos: bool, eos: int) -> None:
+    if isinstance(kind, Path):
+        _copy_keys(GGUFReader(kind), writer, "tokenizer.")
+    elif kind == "bpe":
         _add_bpe(writer, n_vocab, bos, eos)
     elif kind == "none":
         writer.add_tokenizer_model("none")
@@ -232,9 +235,11 @@ def _keeps_f32(name: str, data: Array) -> bool:
     return plain or any(part in name for part in KEEP_F32)
 
 
-def _copy_keys(reader: GGUFReader, writer: GGUFWriter) -> None:
+def _copy_keys(reader: GGUFReader, writer: GGUFWriter, beginning: str = "") -> None:
     for key, value in reader.fields.items():
         if key.startswith("GGUF.") or key == "general.architecture":  # the writer makes these
+            continue
+        if not key.startswith(beginning):
             continue
         sub_type = value.types[-1] if value.types[0] == GGUFValueType.ARRAY else None
         writer.add_key_value(key, value.contents(), value.types[0], sub_type)

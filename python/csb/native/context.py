@@ -59,6 +59,7 @@ class Context(Handle):
         self._lib = model.lib
         self._close = self._lib.csb_context_close
         self.model = model
+        self._tapped = 0  # floats of a position's layer inputs
         options = c_options(
             {
                 "n_ctx": n_ctx,

@@ -71,7 +71,8 @@ class DFlash:
                     f"the draft has positions up to {self._held - 1}, and the target's layer "
                     f"inputs are there from {first} on"
                 )
-            self._cut(first)
+            if first < self._held:  # they were decoded again
+                self._cut(first)
             for i in range(0, len(rows), self._call):
                 self._context.inject(rows[i : i + self._call], first + i)
             self._held = first + len(rows)
@@ -97,13 +98,10 @@ def beside(session: Session, path: Path, width: int) -> Iterator[DFlash]:
             f"--drafter dflash:{path}: reads what the target's decodes leave behind, for which its "
             f"memory must be cut back; a {kind.replace('_', ' ')} memory can't be"
         )
-    with _model(session, path) as model, _context(session, model) as context:
+    with _model(session, path) as model, _context(session, model, width) as context:
         drafter = DFlash(context, session.context, width)
         session.context.tap(drafter.facts["layers"])
-        try:
-            yield drafter
-        finally:
-            session.context.tap([])
+        yield drafter
 
 
 def _model(session: Session, path: Path) -> Model:
@@ -124,15 +122,15 @@ def _model(session: Session, path: Path) -> Model:
     return model
 
 
-def _context(session: Session, model: Model) -> DraftContext:
-    asked, block = session.asked, int(native.describe(model)["block_size"])
+def _context(session: Session, model: Model, width: int) -> DraftContext:
+    asked = session.asked
     try:
         return DraftContext(
             model,
             session.context,
-            n_ctx=int(session.context.value("n_ctx_seq")) + block,
-            n_batch=max(CALL, block),
-            n_ubatch=max(CALL, block),
+            n_ctx=int(session.context.value("n_ctx_seq")) + width,  # its blocks reach beyond
+            n_batch=max(CALL, width),
+            n_ubatch=max(CALL, width),
             n_threads=asked.n_threads,
             n_threads_batch=asked.n_threads_batch,
             flash_attn=asked.flash_attn,
@@ -149,8 +147,9 @@ def leaves_bits_alone(session: Session, drafter: DFlash, prompt: Sequence[int], 
 
     def rows() -> tuple[Rows, Rows, Any]:
         memory, start = Memory(session.context), len(prompt) - 1
-        inputs = [prompt[-1], *(prompt[i % len(prompt)] for i in range(width - 1))]
-        out = np.empty((width, session.context.n_vocab), np.float32)
+        n = min(width, int(session.context.value("n_ctx_seq")) - start)
+        inputs = [prompt[-1], *(prompt[i % len(prompt)] for i in range(n - 1))]
+        out = np.empty((n, session.context.n_vocab), np.float32)
         one = np.empty((1, session.context.n_vocab), np.float32)
         memory.prefill(prompt[:-1])
         memory.block(inputs, start, out)
