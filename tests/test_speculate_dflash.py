@@ -228,6 +228,18 @@ def test_f32(
     assert precise["loops"][0]["acceptance"]["drafted"] > 0
 
 
+def test_a_draft_of_nans(run: Run, target: Path, tmp_path: Path) -> None:
+    path = tiny.write(
+        tmp_path / "d.gguf",
+        "dflash",
+        tokenizer="bpe",
+        mask=MASK,
+        values={"output_norm.weight": np.full(256, np.nan, np.float32)},
+    )
+    done = run("speculate", "-m", target, *COMMON, "-n", "8", "--drafter", f"dflash:{path}")
+    assert done.code == 3 and "logits of the draft are NaN" in done.err
+
+
 def test_a_memory_that_is_not_cut_back(run: Run, tiny_model: TinyModel, draft: Path) -> None:
     path = tiny_model("lfm2", tokenizer="bpe")
     done = run("speculate", "-m", path, *COMMON, "-n", "4", "--drafter", f"dflash:{draft}")

@@ -35,9 +35,9 @@ class DFlash:
         self.facts = native.describe(context.model)
         self._context, self._target = context, target
         self._call = min(int(context.value(name)) for name in ("n_batch", "n_ubatch"))
-        rows = min(width, int(self.facts["block_size"]))
-        self._masks = [int(self.facts["mask"])] * (rows - 1)
-        self._rows = np.empty((rows, context.n_vocab), np.float32)
+        masks = min(width, int(self.facts["block_size"])) - 1
+        self._masks = [int(self.facts["mask"])] * masks
+        self._rows = np.empty((masks, context.n_vocab), np.float32)
         self._held = 0  # positions of the target's text in the memory
 
     @property
@@ -55,12 +55,13 @@ class DFlash:
             return []
         self._follow(len(text) - 1)
         self._context.decode([text[-1], *self._masks], self._held)
-        rows = self._context.logits(range(len(self._rows)), self._rows)
+        rows = self._context.logits(range(1, len(self._masks) + 1), self._rows)
         self._cut(self._held)
+        best = rows.argmax(axis=1)  # the lowest id among equals; of a NaN, where there is one
         # a draft with a vocabulary of its own has -inf for every other token
-        if np.isnan(rows).any() or np.isposinf(rows).any():
+        if not np.isfinite(np.take_along_axis(rows, best[:, None], axis=1)).all():
             raise InvalidMeasurement("logits of the draft are NaN or infinite")
-        return [int(best) for best in rows[1 : n + 1].argmax(axis=1)]
+        return [int(token) for token in best[:n]]
 
     def _follow(self, length: int) -> None:
         """What the target has decoded since, up to the text's last token."""
@@ -138,7 +139,7 @@ def _context(session: Session, model: Model, width: int) -> DraftContext:
             op_offload=asked.op_offload,
         )
     except UnsupportedError as error:
-        raise UnsupportedError(f"--drafter dflash:{model.path}: {error}") from None
+        raise UnsupportedError(f"--drafter dflash:{model.path}: {error}") from error
 
 
 def leaves_bits_alone(session: Session, drafter: DFlash, prompt: Sequence[int], width: int) -> bool:
