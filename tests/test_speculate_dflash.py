@@ -119,6 +119,7 @@ def assert_numpys(loop: dict[str, Any], target: Path, draft: Path, n_masks: int)
     assert checked > 0.8 * drafted
 
 
+@pytest.mark.hooks
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0"])
 @pytest.mark.parametrize("flash", ["on", "off"])
 def test_exact_kernels(
