@@ -441,6 +441,53 @@ void watching() {
     csb_model_close(model);
 }
 
+// A DFlash draft beside its target: what is kept of the target's layer inputs, and the draft's calls.
+void drafting() {
+    csb_model *   model  = open_model("target.gguf");
+    csb_model *   draft  = nullptr;
+    csb_context * beside = nullptr;
+    const char *  json   = nullptr;
+    options       o;
+    o.set("draft", "1");
+    OK(csb_model_open(path_of("dflash.gguf").c_str(), 1, o.keys.data(), o.values.data(), &draft));
+    OK(csb_draft_describe(draft, &json));
+    BAD(csb_draft_describe(model, &json));
+
+    csb_context * target = open_context(model);
+    options       c;
+    c.set("n_ctx", "256").set("n_batch", "256").set("n_ubatch", "256").set("n_threads", "2");
+    OK(csb_draft_open(draft, target, c.size(), c.keys.data(), c.values.data(), &beside));
+    BAD(csb_draft_open(model, target, c.size(), c.keys.data(), c.values.data(), &beside));
+
+    const int32_t layers[] = {0, 2}, none[] = {99};
+    BAD(csb_context_tap(target, 1, none));
+    OK(csb_context_tap(target, 2, layers));
+    float   nothing = 0;
+    int32_t first = 0, removed = 0;
+    int64_t n = 0;
+    for (int32_t start = 0; start < 60; start += 20) {
+        OK(decode(target, 20, start));
+        OK(csb_context_seq_rm(target, 0, start + 15, -1, &removed)); // a rejected tail
+        OK(decode(target, 5, start + 15));
+        OK(csb_context_tapped(target, 0, &nothing, &first, &n));
+        CHECK(first == start && n > 0 && n % 20 == 0);
+        std::vector<float> inputs(static_cast<size_t>(n));
+        OK(csb_context_tapped(target, n, inputs.data(), &first, &n));
+        const auto width = static_cast<int32_t>(n / 20);
+        BAD(csb_draft_inject(beside, 20, width - 1, inputs.data(), start));
+        BAD(csb_draft_inject(beside, 0, width, inputs.data(), start));
+        BAD(csb_draft_inject(target, 20, width, inputs.data(), start));
+        OK(csb_draft_inject(beside, 20, width, inputs.data(), start));
+        OK(decode(beside, 8, start + 20));
+        OK(csb_context_seq_rm(beside, 0, start + 20, -1, &removed)); // the noise block
+    }
+    csb_context_close(target); // it lives on with its draft
+    csb_model_close(model);
+    OK(decode(beside, 8, 60));
+    csb_context_close(beside);
+    csb_model_close(draft);
+}
+
 struct op_call { // a product of [32, 8] and [32, n], n rows of 8
     std::vector<int32_t>      params   = std::vector<int32_t>(16, 0);
     std::vector<int64_t>      out_ne   = {8, 3, 1, 1};
@@ -551,6 +598,7 @@ int main(int argc, char ** argv) {
         {"many contexts", many_contexts},
         {"hooks", hooks},
         {"watching", watching},
+        {"drafting", drafting},
         {"ops", ops},
         {"net", net},
     };
