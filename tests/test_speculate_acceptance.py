@@ -52,11 +52,15 @@ Report = Callable[[str], None]
 def report(request: pytest.FixtureRequest) -> Iterator[Report]:
     lines: list[str] = []
     yield lines.append
-    terminal = request.config.pluginmanager.get_plugin("terminalreporter")
-    assert terminal is not None
-    terminal.write_line("")
-    for line in lines:
-        terminal.write_line(line)
+    plugins = request.config.pluginmanager
+    terminal, capture = (
+        plugins.get_plugin(name) for name in ("terminalreporter", "capturemanager")
+    )
+    assert terminal is not None and capture is not None
+    with capture.global_and_fixture_disabled():
+        terminal.write_line("")
+        for line in lines:
+            terminal.write_line(line)
 
 
 @pytest.fixture(scope="module")
