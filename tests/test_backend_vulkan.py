@@ -75,10 +75,9 @@ def test_it_computes_what_the_cpu_does(run: Run, tiny_model: TinyModel, tmp_path
     assert (done.code, done.err) == (1, "")
     lines = done.out.splitlines()
     (first,) = (i for i, line in enumerate(lines) if line.startswith("the first that differs: t=0"))
-    (kernels,) = (i for i, line in enumerate(lines) if line.startswith("single_kernels.kernels"))
-    (device,) = (i for i, line in enumerate(lines) if line.startswith("devices: "))
-    assert max(device, kernels) < first
-    assert DEVICE in lines[device] and "mul_mat_vec_f32" in lines[kernels]
+    settings = lines[:first]
+    assert any(line.startswith("devices: ") and DEVICE in line for line in settings)
+    assert any("single_kernels" in line and "mul_mat_vec_f32" in line for line in settings)
 
 
 def test_part_of_the_layers(run: Run, tiny_model: TinyModel, tmp_path: Path) -> None:
@@ -234,7 +233,7 @@ def without_a_device(model: Path, changes: dict[str, str]) -> str:
     env = {k: v for k, v in os.environ.items() if k != "GGML_VK_VISIBLE_DEVICES"} | changes
     done = child("-m", model, *GIVEN, "-n", "4", env=env)
     assert done.returncode in (0, 1)
-    assert "backend: CPU " in done.stdout
+    assert "backend: CPU" in done.stdout
     lines = done.stderr.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("csb: no Vulkan device: ")
@@ -276,7 +275,7 @@ def test_vulkan_switched_off(tiny_model: TinyModel) -> None:
     env = os.environ | {"GGML_DISABLE_VULKAN": "1"}
     done = child(*given, env=env)
     assert (done.returncode in (0, 1), done.stderr) == (True, "")
-    assert "backend: CPU " in done.stdout
+    assert "backend: CPU" in done.stdout
     done = child(*given, "-dev", DEVICE, env=env)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "no Vulkan device: GGML_DISABLE_VULKAN is set" in done.stderr
