@@ -844,7 +844,11 @@ BAD = {
     "another schema": ("--against {trace}", "this csb reads csb.compare 1 or csb.budget 1"),
     "plot to stdout": ("--plot -", "-: must be a file"),
     "plot in no folder": ("--plot {missing}/p.png", "can't be written"),
-    "one file twice": ("--plot {text} --json {text}", "--json and --plot name the same file"),
+    "one file twice": (
+        "--plot {text}.svg --json {text}.svg",
+        "--json and --plot name the same file",
+    ),
+    "a plot of no kind": ("--plot {text}", "{text}: must end in .png or .svg"),
     "json over the record": ("--against {text} --json {text}", "name the same file"),
     "prefix": ("--prefix fresh", "'fresh' is not one of"),
     "width": ("-W 0", "is not in the range x>=1"),

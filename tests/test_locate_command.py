@@ -221,7 +221,9 @@ def test_bad_input(run: Run, bf16: Path, case: str) -> None:
 
 
 def test_two_options_of_one_file(run: Run, bf16: Path, tmp_path: Path) -> None:
-    done = run("locate", "-m", bf16, *IDS, "--json", tmp_path / "x", "--plot", tmp_path / "x")
+    done = run(
+        "locate", "-m", bf16, *IDS, "--json", tmp_path / "x.svg", "--plot", tmp_path / "x.svg"
+    )
     assert done.code == 2 and "--json and --plot name the same file" in done.err
 
 
