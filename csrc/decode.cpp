@@ -169,13 +169,13 @@ int32_t submit(csb_context & c, llama_batch batch, const int32_t * seq_ids) {
         recorder->end_call(n_tokens);
     }
     c.decode_n += 1;
-    if (status == 0) {
-        c.outputs.assign(batch.logits, batch.logits + n_tokens);
-    }
     if (status != 0) {
         c.tap.clear();
-    } else if (!c.tap.layers.empty()) {
-        c.tap.add(context, batch.pos[0], n_tokens);
+    } else {
+        c.outputs.assign(batch.logits, batch.logits + n_tokens);
+        if (!c.tap.layers.empty()) {
+            c.tap.add(context, batch.pos[0], n_tokens);
+        }
     }
     // llama.cpp takes the ubatch that failed out of the memory again, where the memory can.
     const bool begun = status != 0 && status != CSB_NO_SLOT && status != CSB_ERROR_BATCH;

@@ -11,15 +11,14 @@ from csb import kernels, unfinished
 from csb import record as records
 from csb.errors import ArgumentError
 from csb.measure.session import Session, open_session
-from csb.measure.speculate import draft_dflash, precise
+from csb.measure.speculate import draft_dflash, draft_model, precise
 from csb.measure.speculate.draft_dflash import DFlash
-from csb.measure.speculate.draft_model import DraftModel, check_vocabulary
+from csb.measure.speculate.draft_model import DraftModel
 from csb.measure.speculate.drafters import Drafter, Ngram, Noisy, Oracle, Recorded
 from csb.measure.speculate.measure import Speculated, prefix_of, refuse, speculate
 from csb.measure.trace import switch_effects
 from csb.models.hashing import sha256_file
 from csb.native import worker
-from csb.native.context import Context
 from csb.native.model import Model
 from csb.prompt.resolve import Prompt, resolve
 from csb.render.output import note, save
@@ -62,7 +61,8 @@ def run_speculate(plan: SpeculatePlan, json_path: str | None = None) -> Record:
             precisely = stack.enter_context(precise.session(session))
             begun["f32"] = precisely.parameters()
             if isinstance(model, DFlash):  # it uses its target's weights
-                precise_model = stack.enter_context(_draft_model(plan, precisely))
+                again = draft_dflash.beside(precisely, plan.drafter.path, plan.width)
+                precise_model = stack.enter_context(again)
                 begun["f32_draft"] = _facts(plan, precisely, precise_model, prompts[0])
 
         made: list[Record] = []
@@ -121,28 +121,15 @@ def _switches(plan: SpeculatePlan, session: Session, prompts: Sequence[Prompt]) 
     return plan.without
 
 
-@contextlib.contextmanager
-def _draft_model(plan: SpeculatePlan, session: Session) -> Any:
-    if plan.drafter.kind == "dflash":
-        with draft_dflash.beside(session, plan.drafter.path, plan.width) as drafter:
-            yield drafter
-        return
-    if plan.drafter.kind != "model":
-        yield None
-        return
-    asked = plan.context
-    with Model(plan.drafter.path, n_gpu_layers=plan.model.n_gpu_layers) as model:
-        check_vocabulary(session.model, model)
-        with Context(
-            model,
-            n_ctx=asked.n_ctx,
-            n_batch=asked.n_batch,
-            n_ubatch=asked.n_ubatch,
-            n_threads=asked.n_threads,
-            n_threads_batch=asked.n_threads_batch,
-            flash_attn=asked.flash_attn,
-        ) as context:
-            yield DraftModel(context, session.model)
+def _draft_model(
+    plan: SpeculatePlan, session: Session
+) -> contextlib.AbstractContextManager[DraftModel | DFlash | None]:
+    drafter = plan.drafter
+    if drafter.kind == "dflash":
+        return draft_dflash.beside(session, drafter.path, plan.width)
+    if drafter.kind == "model":
+        return draft_model.beside(session, drafter.path)
+    return contextlib.nullcontext()
 
 
 def _facts(plan: SpeculatePlan, session: Session, draft: DFlash, prompt: Prompt) -> Record:

@@ -39,7 +39,6 @@ def _there(backend: str) -> bool:
 def why_no_vulkan(found: dict[str, Any] | None, switches: Mapping[str, str]) -> str:
     """Why llama.cpp has no Vulkan device, as a phrase. `found`: csb_library_system's "vulkan", None
     where this system's csb does not look."""
-    devices = found["devices"] if found else []
     if found is None:
         return "none was found"
     if "No such file" in found["loader_error"]:
@@ -50,7 +49,7 @@ def why_no_vulkan(found: dict[str, Any] | None, switches: Mapping[str, str]) -> 
         return "no driver is installed; Debian's package mesa-vulkan-drivers has free ones"
     if found["error"]:
         return f"its loader fails ({found['error']})"
-    here = ", ".join(f"{i} {d['name']}" for i, d in enumerate(devices))
+    here = ", ".join(f"{i} {d['name']}" for i, d in enumerate(found["devices"]))
     visible = switches.get("GGML_VK_VISIBLE_DEVICES")
     if visible is not None:
         return f"GGML_VK_VISIBLE_DEVICES={visible} names none that can be used of {here}"

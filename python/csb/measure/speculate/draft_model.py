@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from csb.errors import ArgumentError, UnsupportedError
 from csb.measure.memory import Memory
+from csb.measure.session import Session
 from csb.measure.speculate.verified import best_tokens, read
 from csb.native.context import Context, Rows
 from csb.native.model import Model
@@ -86,3 +89,21 @@ class DraftModel:
         self._context.decode(text[last:], last, outputs=[i + 1 == n for i in range(n)])
         self._held = list(text)
         return self._context.logits([n - 1], self._row)
+
+
+@contextlib.contextmanager
+def beside(session: Session, path: Path) -> Iterator[DraftModel]:
+    """That file's model as drafter for the session's, with its context's sizes and threads."""
+    asked = session.asked
+    with Model(path, n_gpu_layers=session.plan.n_gpu_layers) as model:
+        check_vocabulary(session.model, model)
+        with Context(
+            model,
+            n_ctx=asked.n_ctx,
+            n_batch=asked.n_batch,
+            n_ubatch=asked.n_ubatch,
+            n_threads=asked.n_threads,
+            n_threads_batch=asked.n_threads_batch,
+            flash_attn=asked.flash_attn,
+        ) as context:
+            yield DraftModel(context, session.model)
