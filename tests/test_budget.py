@@ -1,48 +1,37 @@
-"""`csb budget`: each line's numbers against plain decodes, and what they are said to amount to."""
+"""`csb budget`: each line's numbers against plain decodes."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import csb
 import numpy as np
 import pytest
+from budgets import ALL, IDS, PROMPT, measure, named
 from conftest import TinyModel
-from csb import against, budget, budget_record, conclusion, kernels, record
-from csb.budget import BudgetPlan, Facts, Line
-from csb.conclusion import Tried
-from csb.errors import FileError, InvalidMeasurement
-from csb.exit_codes import Exit
-from csb.measure.budget import Budget
-from csb.measure.line import Baseline, Measured
+from csb import against, budget_record, kernels, record
+from csb.budget import BudgetPlan
+from csb.errors import FileError
 from csb.measure.memory import Memory, same_bits
-from csb.measure.setups import Beside, Neighbours, Prefilled
-from csb.measure.switches import SPOT, WRONG, SwitchGroup
-from csb.measure.trajectory import Trajectory
+from csb.measure.setups import Beside, Neighbours
 from csb.native.library import quantize
 from csb.plan import EXACT_SWITCHES, Window
 from csb.render.budget import render
 from csb.render.budget_plot import bars
-from process import Result, Run, child
+from process import Run, child
 from test_hooks import X86
 from test_seed import tokens
 
 pytestmark = pytest.mark.native
 
-PROMPT = [5, 17, 300, 42, 9, 88]
-IDS = ("--tokens", ",".join(map(str, PROMPT)), "-t", "1", "-n", "12", "-W", "4", "-fa", "off")
-ALL = ("--every", "1")
+
 QUICK = "prefix,ubatch,slots,flash,cache,repack,switches"  # no second thread
 
 
@@ -57,13 +46,6 @@ def bf16(tiny_model: TinyModel) -> Path:
     return tiny_model("llama", "bf16", n_layer=2)
 
 
-def measure(run: Run, path: Path, *given: object) -> tuple[Result, dict[str, Any]]:
-    saved = path.with_suffix(".budget.json")
-    done = run("budget", "-m", path, *given, "--json", saved)
-    assert done.code == Exit.DONE, done.err
-    return done, json.loads(saved.read_text())
-
-
 @pytest.fixture(scope="module")
 def made(bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     """The text and the record of one budget of the BF16 model."""
@@ -71,11 +53,6 @@ def made(bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dic
     done = child("budget", "-m", bf16, *IDS, "--lines", QUICK, *ALL, "--json", saved)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout, json.loads(saved.read_text())
-
-
-def named(found: dict[str, Any], name: str) -> dict[str, Any]:
-    (line,) = (x for x in found["lines"] if x["name"] == name)
-    return line
 
 
 # ---- the lines' numbers ----
@@ -348,203 +325,6 @@ def test_families(run: Run, tiny_model: TinyModel, arch: str) -> None:
         assert re.search(none, done.out, re.M)
 
 
-# ---- what can fail ----
-
-
-def one_ulp(rows: np.ndarray) -> None:
-    rows[0, 3] = np.nextafter(rows[0, 3], np.float32(np.inf))
-
-
-def test_noise_is_said(run: Run, bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Prefilled.block
-
-    def noisy(self: Prefilled, window: Window, out: np.ndarray) -> float:
-        took = plain(self, window, out)
-        one_ulp(out)
-        return took
-
-    monkeypatch.setattr(Prefilled, "block", noisy)
-    done, found = measure(run, bf16, *IDS, "--lines", "noise")
-    assert named(found, "a second time")["summary"]["block"]["changed"] == 12
-    assert "noise: the same decodes a second time differ in 12 of 84 rows, by up to " in done.out
-
-
-def test_a_baseline_that_changes_is_noise(
-    run: Run, bf16: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = Memory.timed_block
-
-    def noisy(self: Memory, inputs: Any, prefix: int, out: np.ndarray) -> float:
-        took = plain(self, inputs, prefix, out)
-        one_ulp(out)
-        return took
-
-    monkeypatch.setattr(Memory, "timed_block", noisy)
-    done, _ = measure(run, bf16, *IDS, "--lines", "noise")
-    assert "noise: 24 of 84 rows of the baseline came out otherwise" in done.out
-
-
-def test_failed_controls_end_it(run: Run, bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("csb.measure.controls.same_bits", lambda a, b: False)
-    done = run("budget", "-m", bf16, *IDS, "--lines", "noise")
-    assert done.code == Exit.INVALID
-    assert done.last == "csb: the baseline is not valid, so no line says anything"
-
-
-def test_nothing_compared(run: Run, bf16: Path) -> None:
-    done = run("budget", "-m", bf16, *IDS, "-W", "1", "--lines", "noise,switches")
-    assert done.code == Exit.INVALID
-    assert done.last == "csb: the baseline is nothing compared, so no line says anything"
-
-
-def test_a_line_that_fails_ends_alone(
-    run: Run, bf16: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = Memory.adopt
-
-    def stale(self: Memory, state: np.ndarray, length: int) -> None:
-        if length > len(PROMPT) + 3:
-            raise InvalidMeasurement("stale")
-        plain(self, state, length)
-
-    monkeypatch.setattr(Memory, "adopt", stale)
-    done, found = measure(
-        run, bf16, *IDS, *ALL, "--prefix", "reprefill", "--lines", "ubatch,prefix"
-    )
-    split, written = named(found, "-ub 2"), named(found, "--prefix incremental")
-    assert (split["n_windows"], split["complete"], split["why_not"]) == (5, False, "stale")
-    assert (written["n_windows"], written["complete"]) == (12, True)
-    assert "-ub 2: ended after 5 windows: stale" in done.out
-
-
-def test_a_memory_that_is_not_the_baselines(bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with csb.Model(bf16) as model, csb.Context(model, n_ctx=256, n_threads=1) as context:
-        memory = Memory(context)
-        memory.prefill([1, 2, 3])
-        state = memory.state(3)
-        memory.prefill([3, 2, 1])
-        monkeypatch.setattr(memory, "context", Stuck(context))
-        with pytest.raises(InvalidMeasurement, match="bit for bit"):
-            memory.adopt(state, 3)
-
-
-class Stuck:
-    """A context that takes a state and keeps its own."""
-
-    def __init__(self, context: csb.Context) -> None:
-        self._context = context
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    def restore(self, state: np.ndarray) -> None:
-        self._context.decode([3, 2, 1], 0, outputs=False)
-
-
-def test_records_that_are_wrong_are_found() -> None:
-    """A switch that changes the single path though no kernel of it was recorded."""
-
-    class Changing:
-        n_vocab = 4
-        names: tuple[str, ...] = ()
-        context = property(lambda self: self)
-
-        def switched(self, *, single: tuple[str, ...], block: tuple[str, ...]) -> Any:
-            self.names = single
-            return contextlib.nullcontext()
-
-        def rewind(self, length: int) -> None: ...
-
-        def timed_block(self, inputs: Any, prefix: int, out: np.ndarray) -> float:
-            out[:] = 1
-            return 1.0
-
-        def single(self, inputs: Any, start: int, out: np.ndarray) -> np.ndarray:
-            out[:] = 2 if "tiled" in self.names else 1
-            return out
-
-        def ubatch_rows(self, n: int) -> list[int]:
-            return [n] * n
-
-    plain = np.ones((2, 4), np.float32)
-    ar = Trajectory([2, 3], [0.0, 0.0], [(1, 0.0), (1, 0.0)])
-    base = Baseline(Window(0, 1, (1, 2), (2, 3)), plain, plain, ar, 1.0, True)
-    wrong, right = (Measured(Line("switches", n, switches=(n,))) for n in ("tiled", "llamafile"))
-    group = SwitchGroup(Changing(), [wrong, right], 2)  # type: ignore[arg-type]
-    for nth in range(1, 3):
-        group.blocks(base.window)
-        group.add(base, plain, set(), nth)
-    assert (wrong.why_not, right.why_not, wrong.proven) == ("", "", 2)
-    group.blocks(base.window)
-    group.add(base, plain, set(), SPOT)
-    assert (wrong.why_not, right.why_not) == (WRONG, "")
-    known = Measured(Line("switches", "tiled", switches=("tiled",)))
-    group = SwitchGroup(Changing(), [known], 2)  # type: ignore[arg-type]
-    group.blocks(base.window)
-    group.add(base, plain, {"tiled"}, 1)
-    assert known.changes[0][:, 0].tolist() == [4, 4]
-
-
-def test_without_hooks(run: Run, bf16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("csb.run_budget", "csb.measure.budget"):
-        monkeypatch.setattr(f"{module}.has_hooks", lambda: False)
-    done, found = measure(run, bf16, *IDS, "--lines", "switches,repack,ubatch")
-    assert named(found, "-ub 2")["complete"]
-    assert named(found, "--without llamafile")["why_not"] == "this build has no hooks"
-    assert done.last == (
-        "csb: what the gap comes from was not measured: nothing to repack; this build has no hooks"
-    )
-
-
-def test_an_interrupt_keeps_what_is_done(
-    run: Run, bf16: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = Budget.window
-
-    def stop(self: Budget, *arguments: Any) -> None:
-        if self.n_windows == 3:
-            raise KeyboardInterrupt
-        plain(self, *arguments)
-
-    monkeypatch.setattr(Budget, "window", stop)
-    saved = tmp_path / "b.json"
-    given = ("--lines", "ubatch,switches", "--json", saved)
-    done = run("budget", "-m", bf16, *IDS, *ALL, *given)
-    assert (done.code, done.err) == (Exit.INTERRUPTED, "")
-    found = json.loads(saved.read_text())
-    assert (found["complete"], found["baseline"]["complete"]) == (False, False)
-    assert {x["n_windows"] for x in found["lines"]} == {3}
-    assert done.last.startswith("csb: not finished: ")
-
-
-@pytest.mark.parametrize("where", ["crowd", "baseline"])
-def test_ctrl_c(
-    run: Run, bf16: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    """In the middle of a window, whichever context decodes then."""
-    owner = Beside if where == "crowd" else SwitchGroup
-    name = "block" if where == "crowd" else "blocks"
-    plain, calls = getattr(owner, name), iter(range(1000))
-
-    def stop(self: Any, *arguments: Any) -> Any:
-        if next(calls) == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)
-        return plain(self, *arguments)
-
-    monkeypatch.setattr(owner, name, stop)
-    saved = tmp_path / "b.json"
-    given = ("--slots", "2", "--lines", "slots,switches", "--json", saved)
-    done = run("budget", "-m", bf16, *IDS, *ALL, *given)
-    assert (done.code, done.err) == (Exit.INTERRUPTED, "")
-    found = json.loads(saved.read_text())
-    assert found["complete"] is False
-    # a decode of so small a model may end between two attempts to cancel it
-    assert 4 <= found["n_windows"] == named(found, "--slots 2")["n_windows"] < 12
-    assert named(found, "--slots 2")["why_not"] == ""
-    assert done.last.startswith("csb: not finished: ")
-
-
 # ---- another build ----
 
 
@@ -622,201 +402,6 @@ def test_against_what_is_no_record(tmp_path: Path, text: str) -> None:
         against.load(path)
 
 
-# ---- the plan ----
-
-FACTS = Facts(
-    context={
-        "n_threads": 4,
-        "n_ubatch": 512,
-        "n_batch": 512,
-        "flash_attn": True,
-        "type_k": "f16",
-        "type_v": "f16",
-        "memory": "attention",
-    },
-    width=5,
-    prefix="auto",
-    cuts_back=True,
-    hooks=True,
-    repack=True,
-    load_time=False,
-)
-
-
-def names(facts: Facts, *families: str) -> dict[str, str]:
-    """{name: why not}"""
-    return {x.name: x.why_not for x in budget.lines(facts, (1, 4), families) if x.family != "noise"}
-
-
-@pytest.mark.parametrize(
-    ("n", "others"), [(1, ["-t 2"]), (2, ["-t 1"]), (3, ["-t 1"]), (8, ["-t 1", "-t 4"])]
-)
-def test_thread_counts(n: int, others: list[str]) -> None:
-    facts = replace(FACTS, context={**FACTS.context, "n_threads": n})
-    assert list(names(facts, "threads")) == others
-
-
-@pytest.mark.parametrize(
-    ("width", "n_ubatch", "expected"),
-    [
-        (5, 512, {"-ub 1": "", "-ub 2": ""}),
-        (2, 512, {"-ub 1": ""}),
-        (16, 512, {"-ub 1": "", "-ub 8": ""}),
-        (5, 2, {"-ub 1": "", "-ub 2": "the baseline has -ub 2"}),
-    ],
-)
-def test_ubatches(width: int, n_ubatch: int, expected: dict[str, str]) -> None:
-    facts = replace(FACTS, width=width, context={**FACTS.context, "n_ubatch": n_ubatch})
-    assert names(facts, "ubatch") == expected
-
-
-def test_caches_by_flash_attention() -> None:
-    off = replace(FACTS, context={**FACTS.context, "flash_attn": False, "type_k": "bf16"})
-    kinds = {"-ctk bf16 -ctv bf16", "-ctk q8_0 -ctv q8_0"}
-    assert set(names(FACTS, "cache", "flash")) == {*kinds, "-fa off"}
-    more = {"-ctk f16 -ctv f16", "-ctk f32 -ctv f32"}
-    assert set(names(off, "cache", "flash")) == {*kinds, *more, "-fa on"}
-
-
-def test_repacked_or_not() -> None:
-    assert names(FACTS, "repack") == {"--no-repack": "nothing to repack"}
-    floats = replace(FACTS, tensor_types=("f16", "f32"), load_time=None)
-    assert names(floats, "repack") == {"--no-repack": "nothing to repack"}
-    assert names(replace(floats, load_time=True), "repack")["--no-repack"] == ""  # AMX takes F16
-    quantized = replace(FACTS, tensor_types=("q4_K",))
-    assert names(replace(quantized, load_time=True), "repack") == {
-        "--no-repack": "",
-        "--no-repack --without llamafile,tiled,split-kv": "",
-    }
-    unseen = replace(quantized, load_time=None, hooks=False)
-    assert names(unseen, "repack") == {"--no-repack": ""}
-    off = names(replace(quantized, repack=False), "repack")
-    assert off == {"--no-repack": "the baseline is without repacked weights already"}
-
-
-def test_the_noise_is_always_there() -> None:
-    for prefix, memory in (("auto", "prefilled again"), ("incremental", "baseline")):
-        (line,) = budget.lines(replace(FACTS, prefix=prefix), (1,), ())
-        assert (line.family, line.memory) == ("noise", memory)
-
-
-def test_all_combinations_of_the_three_are_tried() -> None:
-    tried = {x.switches for x in budget.lines(FACTS, (), ("switches",))}
-    tried |= {x.switches for x in budget.combinations(repack=True)}
-    facts = replace(FACTS, load_time=True, tensor_types=("q4_K",))
-    unpacked = [x.switches for x in budget.lines(facts, (), ("repack",)) if not x.repack]
-    unpacked += [x.switches for x in budget.combinations(repack=False)]
-    assert len(tried - {(), ("reference",)}) == 7
-    assert len(unpacked) == len(set(unpacked)) == 8
-
-
-# ---- the conclusion ----
-
-SUMMARY = {"n_compared": 40, "n_equal": 3, "gap": {"median": 0.02, "max": 0.2}}
-QUIET = {"single": {"changed": 0}, "block": {"changed": 0}, "n_cells": 44}
-
-
-def tried(*switches: str, gap: float | None = 0.0, n_equal: int = 40, **changes: Any) -> Tried:
-    price = {
-        "n": 9,
-        "median_ms": 1.04,
-        "reference_ms": 1.0,
-        "change": 0.04,
-        "quartiles": [0.03, 0.05],
-    }
-    made = Tried(switches, True, 40, n_equal, gap is not None, gap, gap and 2 * gap, price)
-    return replace(made, **changes)
-
-
-def conclude(*made: Tried, summary: dict[str, Any] = SUMMARY) -> dict[str, Any]:
-    repeats = {"n": 10, "n_equal": 10}
-    return conclusion.conclude(summary, QUIET, repeats, made, "why")
-
-
-def some(*switches: str, gap: float = 0.01) -> Tried:
-    return tried(*switches, gap=gap, n_equal=5)
-
-
-def test_the_smallest_set_wins() -> None:
-    found = conclude(
-        tried(*EXACT_SWITCHES), tried("llamafile", "tiled"), tried("llamafile"), some("tiled")
-    )
-    assert found["removed_by"] == {"switches": ["llamafile"], "no_repack": False}
-    assert found["text"] == (
-        "on this build all of the gap in 40 cells comes from llamafile_sgemm; without it single "
-        "and block are bit-identical and a block costs 4 % more (use --without llamafile)"
-    )
-
-
-def test_two_together() -> None:
-    both = ("llamafile", "split-kv")
-    found = conclude(some("llamafile"), some("split-kv", gap=0.03), tried(*both))
-    assert (
-        "comes from llamafile_sgemm and split-KV attention together; without both" in found["text"]
-    )
-    assert found["interaction"] == (
-        "llamafile alone leaves a median |gap| of 0.01; split-kv alone leaves a median |gap| of "
-        "0.03; together 0"
-    )
-
-
-def test_all_three_together() -> None:
-    found = conclude(some("llamafile"), tried(*EXACT_SWITCHES))
-    names = "llamafile_sgemm, ggml_compute_forward_mul_mat_tiled and split-KV attention together"
-    assert f"comes from {names}; without all of them" in found["text"]
-
-
-def test_without_repack_only_where_it_must_be() -> None:
-    found = conclude(tried("tiled"), tried(repack=False))
-    assert found["removed_by"] == {"switches": ["tiled"], "no_repack": False}
-    assert found["also_by"] == ["--no-repack"]
-    alone = conclude(some("tiled"), tried(repack=False))
-    assert "the repacked weights' kernels; without them single" in alone["text"]
-    assert alone["text"].endswith("(use --no-repack)")
-
-
-def test_reference_comes_last() -> None:
-    found = conclude(tried("reference"), tried(*EXACT_SWITCHES))
-    assert found["removed_by"]["switches"] == list(EXACT_SWITCHES)
-    alone = conclude(tried("reference"), some("llamafile"))
-    assert "goes with the reference kernels for the whole graph, many at once" in alone["text"]
-
-
-def test_what_leaves_least() -> None:
-    found = conclude(some("tiled", gap=0.015), some("llamafile"), tried("split-kv", gap=None))
-    assert found["removed_by"] is None
-    assert found["text"] == (
-        "no switch removes the gap: --without llamafile leaves least, a median |gap| of 0.01 where "
-        "the baseline has 0.02 (5 of 40 cells equal in every bit)"
-    )
-    nothing = conclude(some("tiled", gap=0.1))
-    assert nothing["text"] == "no switch removes the gap, and none makes it smaller"
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        tried("llamafile", whole=False),
-        tried("llamafile", n_equal=39),
-        tried("llamafile", n_compared=0, n_equal=0, gap=None),
-    ],
-)
-def test_no_claim_beyond_the_cells(made: Tried) -> None:
-    assert conclude(made)["removed_by"] is None
-
-
-def test_no_gap_needs_no_switch() -> None:
-    none = {**SUMMARY, "n_equal": 40}
-    found = conclude(tried("llamafile"), summary=none)
-    assert found["removed_by"] is None
-    assert found["text"] == (
-        "on this build there is no gap: single and block are bit-identical in all 40 cells"
-    )
-    nothing = conclude(summary={**SUMMARY, "n_compared": 0, "n_equal": 0})
-    assert nothing["text"] == "nothing was compared"
-    assert conclude()["text"] == "what the gap comes from was not measured: why"
-
-
 def test_the_plot(run: Run, bf16: Path, made: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from csb.render.budget_plot import draw
@@ -828,53 +413,6 @@ def test_the_plot(run: Run, bf16: Path, made: tuple[str, dict[str, Any]], tmp_pa
     assert "--no-repack" not in shown and "-ub 1" not in shown  # not measured, nothing compared
     assert shown["baseline"] == (made[1]["baseline_summary"]["gap"]["median"], False)
     assert shown["--without llamafile"] == (0.0, True)
-
-
-# ---- bad input ----
-
-BAD = {
-    "slots 0": ("--slots 0", "'0': must be numbers from 1 to 255, as 1,2,4"),
-    "slots x": ("--slots 1,x", "must be numbers from 1"),
-    "no slots": ("--slots ,", "must be numbers from 1"),
-    "too many slots": ("--slots 256", "must be numbers from 1 to 255"),
-    "lines": ("--lines noise,colour", "'colour': must be of noise, threads, prefix"),
-    "no lines": ("--lines ''", "'': must be of noise"),
-    "no record": ("--against {missing}", "{missing}: No such file"),
-    "no record's text": ("--against {text}", "{text}: not a record of csb compare or csb budget"),
-    "another schema": ("--against {trace}", "this csb reads csb.compare 1 or csb.budget 1"),
-    "plot to stdout": ("--plot -", "-: must be a file"),
-    "plot in no folder": ("--plot {missing}/p.png", "can't be written"),
-    "one file twice": (
-        "--plot {text}.svg --json {text}.svg",
-        "--json and --plot name the same file",
-    ),
-    "a plot of no kind": ("--plot {text}", "{text}: must end in .png or .svg"),
-    "json over the record": ("--against {text} --json {text}", "name the same file"),
-    "prefix": ("--prefix fresh", "'fresh' is not one of"),
-    "width": ("-W 0", "is not in the range x>=1"),
-    "stride": ("--stride 0", "is not in the range x>=1"),
-    "length": ("-n 0", "is not in the range x>=1"),
-    "too long": ("-c 256 -n 300", "give a larger -c or a smaller -n"),
-    "wide block": ("-b 64 -W 65", "--block-width 65 is more than -b 64"),
-    "huge": ("-n 99999999", "n_ctx = 100"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input(
-    run: Run, bf16: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    given, expected = BAD[case]
-    files = {name: tmp_path / name for name in ("missing", "text", "trace")}
-    files["text"].write_text("precious")
-    files["trace"].write_text('{"schema": {"name": "csb.trace", "version": 1}}')
-    monkeypatch.setattr("csb.native.context.Context.decode", pytest.fail)
-    arguments = [part.strip("'").format(**files) for part in given.split(" ")]
-    done = run("budget", "-m", bf16, "--tokens", "1,2", "-t", "1", *arguments)
-    assert (done.code, done.out, done.err.count("\n")) == (Exit.ERROR, "", 1)
-    escaped = {name: re.escape(str(path)) for name, path in files.items()}
-    assert re.search(expected.format(**escaped), done.err), done.err
-    assert files["text"].read_text() == "precious"
 
 
 def test_too_small_a_context_ends_the_slots_alone(run: Run, bf16: Path) -> None:
