@@ -1,7 +1,9 @@
 // The graph hook: where libllama submits a graph, its nodes are written down as they are about to
 // run, each with the backend the scheduler gave it. Nothing is executed otherwise than without it.
+#include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 #include <tuple>
 #include <unordered_map>
 
@@ -104,14 +106,21 @@ extern "C" ggml_status __real_ggml_backend_sched_graph_compute_async(ggml_backen
 
 namespace {
 
-bool runs_on(const char * family, ggml_backend_sched_t sched, ggml_cgraph * graph) {
+using backends = std::set<ggml_backend_t>;
+
+backends backends_of(ggml_backend_sched_t sched, ggml_cgraph * graph) {
+    backends found;
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
-        ggml_backend_t b = ggml_backend_sched_get_tensor_backend(sched, ggml_graph_node(graph, i));
-        if (b && std::strncmp(ggml_backend_name(b), family, std::strlen(family)) == 0) {
-            return true;
-        }
+        found.insert(ggml_backend_sched_get_tensor_backend(sched, ggml_graph_node(graph, i)));
     }
-    return false;
+    found.erase(nullptr);
+    return found;
+}
+
+bool has(const backends & used, const char * family) {
+    return std::any_of(used.begin(), used.end(), [family](ggml_backend_t backend) {
+        return std::strncmp(ggml_backend_name(backend), family, std::strlen(family)) == 0;
+    });
 }
 
 // Nothing where the ubatch has nothing to do with CUDA.
@@ -151,8 +160,9 @@ ggml_status traced(ggml_backend_sched_t sched, ggml_cgraph * graph) {
         j.close(']');
     }
     const bool        with_kernels = trace->flags & csb::RECORD_KERNELS;
-    const bool        cuda         = with_kernels && runs_on("CUDA", sched, graph);
-    const bool        vulkan       = with_kernels && runs_on("Vulkan", sched, graph);
+    const backends    used         = with_kernels ? backends_of(sched, graph) : backends{};
+    const bool        cuda         = has(used, "CUDA");
+    const bool        vulkan       = has(used, "Vulkan");
     csb::device_watch watch(with_kernels);
     csb::vulkan_watch labels(vulkan ? graph : nullptr);
     const ggml_status status = __real_ggml_backend_sched_graph_compute_async(sched, graph);
