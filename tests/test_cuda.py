@@ -242,10 +242,12 @@ def test_a_run_says_it_once_where_a_device_is_expected(
 def test_a_device_that_is_asked_for_by_name(
     run: Run, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("csb.measure.session.missing", lambda: [MISSING])
+    for module in ("csb.measure.session", "csb.native.devices"):
+        monkeypatch.setattr(f"{module}.missing", lambda: [MISSING])
     done = run("-m", tiny_model(), *SHORT, "-dev", "CUDA0")
     assert (done.code, done.out) == (2, "")
-    assert done.err.splitlines()[-1].startswith("csb: -dev CUDA0: there is no device CUDA0; here ")
+    assert done.err.startswith("csb: -dev CUDA0: there is no device CUDA0; here ")
+    assert done.err.count("\n") == 1
     assert done.err.endswith(f"(or none); {MISSING}\n")
 
 

@@ -274,7 +274,7 @@ def model_plan(options: dict[str, Any]) -> ModelPlan:
         path, name = default_model()
     layers = options["n_gpu_layers"]
     has_device = options["rpc"] is not None or _has_device()
-    if layers != 0 and options["devices"] != "none":
+    if layers != 0 and options["devices"] is None:
         _say_what_is_missing(has_device)
     return ModelPlan(
         path=Path(path),
@@ -291,7 +291,7 @@ def model_plan(options: dict[str, Any]) -> ModelPlan:
 
 
 def _say_what_is_missing(has_device: bool) -> None:
-    """Who builds csb for a device expects one, unless -ngl 0 or -dev none was asked for."""
+    """Who builds csb for a device expects one, unless -ngl 0 or -dev says what is wanted."""
     from csb.native.devices import missing
     from csb.render.output import note
 
