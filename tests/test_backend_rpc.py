@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -148,6 +149,19 @@ def test_two_servers_share_the_model(tiny_model: TinyModel, tmp_path: Path) -> N
         assert single["cells"] == here["cells"]
         chosen = saved(tmp_path / "chosen.json", *both, "-dev", "RPC1", "-ts", "1")
         assert chosen["provenance"]["parameters"]["devices"]["value"] == ["RPC1"]
+
+
+def test_a_draft_goes_where_its_target_does(
+    server: Server, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    target, draft = tiny_model(n_layer=2), tiny_model(n_layer=1)
+    given = ("--tokens", "1,2,3", "-n", "8", "-t", "1", "-c", "256", "--rpc", server[0])
+    for device, where in (("RPC0", ["RPC0"]), ("none", [])):
+        file = tmp_path / f"{device}.json"
+        drafter = ("--drafter", f"model:{draft}", "-dev", device, "--json", file)
+        done = child("speculate", "-m", target, *given, *drafter)
+        assert (done.returncode in (0, 1), done.stderr) == (True, "")
+        assert json.loads(file.read_text("utf-8"))["draft"]["devices"] == where
 
 
 def test_trace_and_locate(server: Server, tiny_model: TinyModel) -> None:

@@ -221,6 +221,8 @@ def test_a_draft_model(run: Run, words: Path, tiny_model: TinyModel) -> None:
     record = json.loads(run("speculate", "-m", words, *given).out)
     loop = record["prompts"][0]["runs"][0]["loops"][0]
     assert loop["acceptance"]["drafted"] > 0
+    assert record["draft"].keys() == {"path", "sha256", "description", "devices"}
+    assert (record["draft"]["path"], record["draft"]["devices"]) == (str(small), [])
     other = tiny_model("llama", "bf16", n_layer=1)
     done = run("speculate", "-m", words, "-p", "a", *COMMON, "--drafter", f"model:{other}")
     assert done.code == 2 and "vocabulary" in done.err

@@ -182,8 +182,11 @@ def test_the_record_and_the_text_name_the_draft(
     assert record["draft"]["sha256"] == hashlib.sha256(draft.read_bytes()).hexdigest()
     facts = {"block_size": BLOCK, "mask": MASK, "causal": False, "layers": [0, 2]}
     assert record["draft"].items() >= facts.items()
-    line = "draft: blocks of 8, reads the target's layers 0, 2, which changes no bit of its rows"
-    assert line in done.out.splitlines()
+    (line,) = (s for s in done.out.splitlines() if s.startswith("draft: "))
+    assert line == (
+        f"draft: {record['draft']['description']} on CPU, blocks of 8, reads the target's layers "
+        "0, 2, which changes no bit of its rows"
+    )
 
 
 @pytest.mark.hooks

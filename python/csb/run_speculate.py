@@ -53,7 +53,7 @@ def run_speculate(plan: SpeculatePlan, json_path: str | None = None) -> Record:
         provenance = session.provenance()
         provenance.pop("hash_seconds")
         begun = record.head(plan, provenance, without)
-        if isinstance(model, DFlash):
+        if model is not None:
             begun["draft"] = _facts(plan, session, model, prompts[0])
         precise_model = model
         if plan.exact == "f32":
@@ -132,16 +132,19 @@ def _draft_model(
     return contextlib.nullcontext()
 
 
-def _facts(plan: SpeculatePlan, session: Session, draft: DFlash, prompt: Prompt) -> Record:
+def _facts(
+    plan: SpeculatePlan, session: Session, draft: DraftModel | DFlash, prompt: Prompt
+) -> Record:
     path = plan.drafter.path
-    return {
+    known = {
         "path": str(path),
         "sha256": sha256_file(path),
-        **draft.facts,
-        "target_bits_unchanged": draft_dflash.leaves_bits_alone(
-            session, draft, prompt.tokens, plan.width
-        ),
+        **{name: draft.model.info[name] for name in ("description", "devices")},
     }
+    if isinstance(draft, DraftModel):
+        return known
+    unchanged = draft_dflash.leaves_bits_alone(session, draft, prompt.tokens, plan.width)
+    return known | draft.facts | {"target_bits_unchanged": unchanged}
 
 
 @dataclass

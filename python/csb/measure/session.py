@@ -6,7 +6,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from csb import kernels
@@ -52,6 +53,10 @@ class Session:
     def another_context(self, **changes: Any) -> Context:
         """A second context like this session's but for these options."""
         return _context(self.model, self.asked, **changes)
+
+    def another_model(self, path: Path, draft: bool = False) -> Model:
+        """A second model, opened as this session's is and on the same devices."""
+        return _model(replace(self.plan, path=path), draft)
 
     def parameters(self) -> dict[str, dict[str, Any]]:
         """Every parameter with the value it became and where that was read: a public getter, the
@@ -113,6 +118,20 @@ def check_devices(devices: str | None) -> None:
                 raise ArgumentError(f"-dev {devices}: there is no device {name}; {said}")
 
 
+def _model(plan: ModelPlan, draft: bool = False) -> Model:
+    return Model(
+        plan.path,
+        n_gpu_layers=plan.n_gpu_layers,
+        devices=plan.devices,
+        split_mode=plan.split_mode,
+        main_gpu=plan.main_gpu,
+        tensor_split=plan.tensor_split,
+        use_extra_bufts=plan.repack,
+        use_mmap=plan.mmap,
+        draft=draft,
+    )
+
+
 def _context(model: Model, plan: ContextPlan, **changes: Any) -> Context:
     return Context(model, **{**asdict(plan), **changes})  # a plan's fields are a context's options
 
@@ -136,16 +155,7 @@ def _open(
     if plan.rpc is not None:
         add_rpc(plan.rpc)
     check_devices(plan.devices)
-    model = Model(
-        plan.path,
-        n_gpu_layers=plan.n_gpu_layers,
-        devices=plan.devices,
-        split_mode=plan.split_mode,
-        main_gpu=plan.main_gpu,
-        tensor_split=plan.tensor_split,
-        use_extra_bufts=plan.repack,
-        use_mmap=plan.mmap,
-    )
+    model = _model(plan)
     try:
         made = context_plan(model) if callable(context_plan) else context_plan
         return model, _context(model, made), made

@@ -51,13 +51,16 @@ def _config(record: Record) -> Iterator[str]:
 
 
 def _draft(name: str, draft: Record) -> str:
+    where = f"{name}: {harmless(draft['description'])} on {','.join(draft['devices']) or 'CPU'}"
+    if "layers" not in draft:
+        return where
     layers = ", ".join(map(str, draft["layers"]))
     said = (
         "which changes no bit of its rows"
         if draft["target_bits_unchanged"]
         else "which CHANGES bits of its rows: the AR run here is one with these layers read"
     )
-    return f"{name}: blocks of {draft['block_size']}, reads the target's layers {layers}, {said}"
+    return f"{where}, blocks of {draft['block_size']}, reads the target's layers {layers}, {said}"
 
 
 def _prompt(record: Record, number: int, prompt: Record, detail: bool, full: bool) -> Iterator[str]:

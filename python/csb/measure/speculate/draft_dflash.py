@@ -41,6 +41,10 @@ class DFlash:
         self._held = 0  # positions of the target's text in the memory
 
     @property
+    def model(self) -> Model:
+        return self._context.model
+
+    @property
     def decode_seconds(self) -> float:
         return self._context.decode_seconds
 
@@ -106,15 +110,7 @@ def beside(session: Session, path: Path, width: int) -> Iterator[DFlash]:
 
 
 def _model(session: Session, path: Path) -> Model:
-    given = session.plan
-    model = Model(
-        path,
-        n_gpu_layers=given.n_gpu_layers,
-        devices=given.devices,
-        split_mode=given.split_mode,
-        main_gpu=given.main_gpu,
-        draft=True,
-    )
+    model = session.another_model(path, draft=True)
     try:
         check_vocabulary(session.model, model, "dflash")
     except BaseException:

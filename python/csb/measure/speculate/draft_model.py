@@ -51,6 +51,10 @@ class DraftModel:
         self._held: list[int] = []  # the tokens in its memory
 
     @property
+    def model(self) -> Model:
+        return self._context.model
+
+    @property
     def decode_seconds(self) -> float:
         return self._context.decode_seconds
 
@@ -93,9 +97,10 @@ class DraftModel:
 
 @contextlib.contextmanager
 def beside(session: Session, path: Path) -> Iterator[DraftModel]:
-    """That file's model as drafter for the session's, with its context's sizes and threads."""
+    """That file's model as drafter for the session's, on its devices, with its context's sizes and
+    threads."""
     asked = session.asked
-    with Model(path, n_gpu_layers=session.plan.n_gpu_layers) as model:
+    with session.another_model(path) as model:
         check_vocabulary(session.model, model)
         with Context(
             model,
@@ -105,5 +110,7 @@ def beside(session: Session, path: Path) -> Iterator[DraftModel]:
             n_threads=asked.n_threads,
             n_threads_batch=asked.n_threads_batch,
             flash_attn=asked.flash_attn,
+            offload_kqv=asked.offload_kqv,
+            op_offload=asked.op_offload,
         ) as context:
             yield DraftModel(context, session.model)
