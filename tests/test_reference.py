@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -10,7 +14,7 @@ import csb
 import numpy as np
 import pytest
 from conftest import TinyModel
-from csb.measure import reference
+from csb.measure import f32, reference
 from csb.native.library import quantize
 from process import Run
 
@@ -76,10 +80,52 @@ def test_no_room_for_it(
     run: Run, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     usage = namedtuple("usage", "total used free")(1, 1, 1000)
-    monkeypatch.setattr(reference.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(f32.shutil, "disk_usage", lambda folder: usage)
     done = run("-m", tiny_model("llama", "bf16", n_layer=2), *OPTIONS, "--reference", "cpu")
     assert done.code == 2
     assert "GB free" in done.err
+
+
+SLOW = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from csb.measure import f32
+
+def endless(source, target, kind):
+    target.write_bytes(b"begun")
+    print("quantizing", flush=True)
+    time.sleep(60)
+
+f32.quantize = endless
+from csb.cli import main
+raise SystemExit(main())
+"""
+
+
+@pytest.mark.parametrize("command", ["compare", "speculate"])
+def test_an_interrupt_while_the_f32_file_is_written(
+    tiny_model: TinyModel, tmp_path: Path, command: str
+) -> None:
+    """llama.cpp's quantizer can't be stopped: csb ends at once, and nothing is left behind."""
+    saved, cache = tmp_path / "r.json", tmp_path / "cache"
+    given = ["-m", str(tiny_model("llama", "bf16", n_layer=2)), *OPTIONS, "--json", str(saved)]
+    way = ["--reference", "cpu"] if command == "compare" else ["--exact", "f32"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, command, *given, *way],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "CSB_CACHE_DIR": str(cache)},
+    )
+    assert process.stdout and process.stdout.readline() == "quantizing\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=8)  # before a device's 10 seconds of grace
+    kept = f"; what was measured so far is in {saved}" if command == "compare" else ""
+    assert (process.returncode, out, err) == (130, "", f"csb: interrupted{kept}\n")
+    assert not list(cache.glob(".f32-*"))
+    if command == "compare":
+        found = json.loads(saved.read_text())
+        assert not found["complete"] and len(found["cells"]) == 27
 
 
 def test_an_interrupt_during_it_saves_the_comparison(

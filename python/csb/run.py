@@ -87,8 +87,7 @@ def _reference(
     """None where it was interrupted: what was measured before is saved all the same."""
     text = prompt + measured.trajectory.ids
     try:
-        n_params = session.model.info["n_params"]
-        return reference.measure(plan, n_params, text, len(prompt), kept, steps)
+        return reference.measure(plan, session.model, text, len(prompt), kept, steps)
     except KeyboardInterrupt as interrupt:
         measured.stopped = interrupt
         return None

@@ -3,23 +3,20 @@ each other than to it."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from csb import cells, kernels
-from csb.errors import UnsupportedError
 from csb.measure.capture import Spill
+from csb.measure.f32 import f32_file
 from csb.measure.memory import Memory
 from csb.measure.session import open_session
 from csb.native import rows, worker
 from csb.native.context import Rows
-from csb.native.library import quantize
+from csb.native.model import Model
 from csb.native.table import Pair
 from csb.plan import ComparePlan, Window
 
@@ -75,30 +72,16 @@ def _median(values: np.ndarray[Any, Any]) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
-def f32_file(model: Path, folder: Path, n_params: int) -> Path:
-    """The model's weights as F32. UnsupportedError where the disk has no room for it."""
-    needed, free = 4 * n_params, shutil.disk_usage(folder).free
-    if needed > free:
-        raise UnsupportedError(
-            f"--reference cpu writes the model as F32: {needed / 1e9:.1f} GB, {folder} has "
-            f"{free / 1e9:.1f} GB free (TMPDIR chooses another folder)"
-        )
-    made = folder / "reference-f32.gguf"
-    quantize(model, made, "f32")
-    return made
-
-
 def measure(
     plan: ComparePlan,
-    n_params: int,
+    compared: Model,
     text: list[int],
     n_prompt: int,
     kept: KeptRows,
     progress: Progress,
 ) -> Distances:
     """Decodes the trajectory once more, token by token, on the CPU in F32 throughout."""
-    with tempfile.TemporaryDirectory(prefix="csb-") as folder:
-        path = f32_file(plan.model.path, Path(folder), n_params)
+    with f32_file(compared, "--reference cpu") as path:
         model = replace(plan.model, path=path, devices="none", n_gpu_layers=0, repack=False)
         context = replace(plan.context, flash_attn="off", type_k="f32", type_v="f32")
         with kernels.exactly(), open_session(model, context) as session:

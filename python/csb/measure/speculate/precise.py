@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from csb.errors import UnsupportedError
+from csb.measure.f32 import f32_file
 from csb.measure.session import PLAIN, Session, open_session
-from csb.models.hashing import cache_dir
-from csb.native import worker
-from csb.native.library import quantize
 from csb.native.model import Model
 
 
@@ -29,18 +25,10 @@ def refuse(model: Model) -> None:
 
 @contextlib.contextmanager
 def session(given: Session) -> Iterator[Session]:
-    """The same model and context, all in F32. Its file is made in the cache folder and removed."""
+    """The same model and context, all in F32."""
     context = replace(given.asked, type_k="f32", type_v="f32")
-    if set(given.model.info["tensor_types"]) == {"f32"}:
-        with open_session(given.plan, context) as opened:
-            yield opened
-        return
-    root = cache_dir()
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".f32-", dir=root) as folder:
-        path = Path(folder) / "f32.gguf"
-        source = given.plan.path
-        # llama.cpp's quantizer can't be stopped: an interrupt waits for it
-        worker.run(lambda: quantize(source, path, "f32"), lambda: None)
-        with open_session(replace(given.plan, path=path), context) as opened:
-            yield opened
+    with (
+        f32_file(given.model, "--exact f32") as path,
+        open_session(replace(given.plan, path=path), context) as opened,
+    ):
+        yield opened
