@@ -65,6 +65,10 @@ std::shared_ptr<csb_context> csb::make_context(std::shared_ptr<llama_model> mode
     if (!too_large.empty()) {
         throw error(CSB_ERROR_DEVICE, too_large);
     }
+    const std::string too_many = csb::too_many_devices(handle->model.get());
+    if (!too_many.empty()) {
+        csb::bad_argument(too_many);
+    }
     params.abort_callback      = is_cancelled;
     params.abort_callback_data = handle.get();
     params.ctx_other           = handle->target ? handle->target->context.get() : nullptr;
@@ -72,8 +76,7 @@ std::shared_ptr<csb_context> csb::make_context(std::shared_ptr<llama_model> mode
     handle->context.reset(llama_init_from_model(handle->model.get(), params));
     if (!handle->context) {
         const std::string why     = csb::last_log_error();
-        const bool        no_room = why.find("allocate") != why.npos;
-        throw error(no_room ? CSB_ERROR_DEVICE : CSB_ERROR_UNSUPPORTED,
+        throw error(csb::says_no_room(why) ? CSB_ERROR_DEVICE : CSB_ERROR_UNSUPPORTED,
                     "llama.cpp can't make this context" +
                         (why.empty() ? std::string() : ": " + why));
     }

@@ -100,8 +100,9 @@ CSB_API int32_t csb_net_disarm(void);
 // this library on another thread does not come back. Does not return.
 CSB_API int32_t csb_net_leave(int32_t code, const char * message);
 
-// Aborts on a new thread as a lost device would: for the tests of the net. Does not return.
-CSB_API int32_t csb_net_test(const char * message);
+// Aborts on a new thread as a lost device would, after logging a cause ("": none): for the tests of
+// the net. Does not return.
+CSB_API int32_t csb_net_test(const char * logged, const char * message);
 
 // ---- model ----------------------------------------------------------------------------------
 
@@ -309,9 +310,10 @@ CSB_API int32_t csb_context_trace(csb_context * context, int32_t graph, int32_t 
                                   int64_t limit);
 
 // The calls recorded since the last time: [{"n_tokens", "ubatches": [{"n_splits", "n_nodes",
-// "nodes": [{"name", "op", "type", "ne", "backend", "src": [{"name", "type", "ne"}]}], "n_threads",
-// "kernels": [{"node", "kernel", "accepted", "count", "weight", "m", "n", "k"}]}]}]. A call that
-// llama.cpp splits has one element for each ubatch. n_threads: the most that a kernel had; weight:
+// "nodes": [{"name", "op", "type", "ne", "backend", "src": [{"name", "type", "ne"}]}], "backends",
+// "n_threads", "kernels": [{"node", "kernel", "accepted", "count", "weight", "m", "n", "k"}]}]}]. A
+// call that llama.cpp splits has one element for each ubatch. backends: the names of those that
+// computed a node (of BLAS and RPC no kernel is seen); n_threads: the most that a kernel had; weight:
 // the name of the weight that the node multiplies by; accepted false: the kernel was asked and
 // answered "not handled". A vec_dot is not hooked: it is what ran where they did, count 1.
 // *out_lost: ubatches that did not fit into the limit.

@@ -37,7 +37,10 @@ template <typename T> inline T * check_ptr(T * pointer, const char * name) {
 void         set_message(const std::string & message); // this thread's csb_error_message
 const char * keep_text(std::string text);              // this thread's last text result
 std::string  last_log_error();                         // and forgets it
+void         peek_log_error(char * out, size_t size);  // allocates nothing; "": none, or not now
+bool         says_no_room(const std::string & logged); // that memory could not be had
 void         log_warning(const char * line);           // as llama.cpp's own
+void         log_error_line(const char * line);
 void         start_once();                             // backends, log capture, abort net
 void         check_file(const std::string & path);     // that it is a whole GGUF file
 

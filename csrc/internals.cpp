@@ -243,21 +243,26 @@ std::string too_large_for_a_device(const llama_model * model, const llama_contex
     }
     const llama_hparams & hparams = model->hparams;
     const int64_t         n_ctx   = params.n_ctx ? params.n_ctx : hparams.n_ctx_train;
+    const int64_t         n_cells = GGML_PAD(n_ctx, 256); // as llama_context makes them
     for (uint32_t i = 0; i < hparams.n_layer(); i++) {
         ggml_backend_dev_t device = model->dev_layer(static_cast<int>(i));
         if (!offloads(device) || hparams.is_recr(i) || (hparams.is_swa(i) && !params.swa_full)) {
             continue;
         }
+        // values that lie transposed have one width for all layers
+        const uint32_t width_v = params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED
+                                     ? hparams.n_embd_v_gqa_max()
+                                     : hparams.n_embd_v_gqa(i);
         for (const auto & [type, width] : {std::pair(params.type_k, hparams.n_embd_k_gqa(i)),
-                                           std::pair(params.type_v, hparams.n_embd_v_gqa(i))}) {
+                                           std::pair(params.type_v, width_v)}) {
             ggml_tensor part = {};
             part.type        = type;
             part.ne[0]       = width;
-            part.ne[1]       = n_ctx;
+            part.ne[1]       = n_cells;
             part.ne[2] = part.ne[3] = 1;
             part.nb[0]              = ggml_type_size(type);
             part.nb[1]              = ggml_row_size(type, width);
-            part.nb[2] = part.nb[3] = part.nb[1] * static_cast<size_t>(n_ctx);
+            part.nb[2] = part.nb[3] = part.nb[1] * static_cast<size_t>(n_cells);
             if (width > 0 && !ggml_backend_dev_supports_op(device, &part)) {
                 return "n_ctx = " + std::to_string(n_ctx) + ": a layer's cache of " +
                        std::to_string(ggml_nbytes(&part) >> 20) + " MiB is more than " +
@@ -266,6 +271,17 @@ std::string too_large_for_a_device(const llama_model * model, const llama_contex
         }
     }
     return "";
+}
+
+std::string too_many_devices(const llama_model * model) {
+    constexpr int most = 16; // GGML_SCHED_MAX_BACKENDS, which ggml-backend.cpp keeps to itself
+    int           n    = llama_model_n_devices(model) + 1; // the CPU
+    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+        n += ggml_backend_dev_type(ggml_backend_dev_get(i)) == GGML_BACKEND_DEVICE_TYPE_ACCEL;
+    }
+    return n <= most ? ""
+                     : std::to_string(n) + " devices with the CPU and its helpers: ggml takes " +
+                           std::to_string(most) + " at most";
 }
 
 bool gives_layer_input(const llama_context * context, int32_t layer) {

@@ -26,6 +26,8 @@ bool         rolls_back(const llama_context * context); // false: a recurrent pa
 bool         is_causal(const llama_model * model);
 // Whether the cache's type has blocks that no head's row is a multiple of.
 bool splits_blocks(const llama_model * model, ggml_type type_k);
+// Why llama.cpp would abort: more devices than ggml takes; empty if not.
+std::string too_many_devices(const llama_model * model);
 // Why a device would refuse a layer's part of the memory, at which llama.cpp aborts; empty if none.
 std::string too_large_for_a_device(const llama_model * model, const llama_context_params & params);
 // Whether the graph that llama.cpp reserved for the context gives this layer's input, one row of

@@ -164,8 +164,24 @@ std::string last_log_error() {
     return text;
 }
 
+bool says_no_room(const std::string & logged) {
+    return logged.find("allocat") != logged.npos || logged.find("out of memory") != logged.npos;
+}
+
+void peek_log_error(char * out, size_t size) {
+    out[0] = '\0';
+    std::unique_lock<std::mutex> lock(log_mutex, std::try_to_lock);
+    if (lock && !log_error.empty()) {
+        std::snprintf(out, size, "%s", log_error.c_str());
+    }
+}
+
 void log_warning(const char * line) {
     keep_log(GGML_LOG_LEVEL_WARN, line, nullptr);
+}
+
+void log_error_line(const char * line) {
+    keep_log(GGML_LOG_LEVEL_ERROR, line, nullptr);
 }
 
 void start_once() {
@@ -228,13 +244,13 @@ int32_t csb_library_system(const char ** out_json) {
         drivers driver;
         for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
             ggml_backend_dev_t device = ggml_backend_dev_get(i);
-            size_t             free = 0, total = 0;
-            ggml_backend_dev_memory(device, &free, &total);
-            j.open('{').pair("name", ggml_backend_dev_name(device));
-            j.pair("description", ggml_backend_dev_description(device));
+            ggml_backend_dev_props props = {};
+            ggml_backend_dev_get_props(device, &props);
+            j.open('{').pair("name", props.name).pair("description", props.description);
+            j.pair("id", props.device_id);
             j.pair("type", device_type(device));
             j.pair("backend", ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)));
-            j.pair("memory_free", free).pair("memory_total", total);
+            j.pair("memory_free", props.memory_free).pair("memory_total", props.memory_total);
             driver.add(j, device);
             j.close('}');
         }

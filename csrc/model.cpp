@@ -1,6 +1,7 @@
 // Opening and describing models.
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <string_view>
@@ -35,6 +36,9 @@ std::vector<ggml_backend_dev_t> find_devices(const std::string & names) {
         }
         // The CPU and its helpers are always there: llama.cpp's list is of what to offload to.
         const auto type = ggml_backend_dev_type(device);
+        if (std::find(devices.begin(), devices.end(), device) != devices.end()) {
+            csb::bad_argument("devices = " + names + ": names " + name + " twice");
+        }
         if (type != GGML_BACKEND_DEVICE_TYPE_CPU && type != GGML_BACKEND_DEVICE_TYPE_ACCEL) {
             devices.push_back(device);
         }
@@ -110,8 +114,12 @@ int32_t csb_model_open(const char * path, int32_t n_options, const char * const 
             auto              is  = [&](const char * text) { return why.find(text) != why.npos; };
             const int32_t     status = is("unknown model architecture") ? CSB_ERROR_UNSUPPORTED
                                        : is("value for main_gpu")       ? CSB_ERROR_ARGUMENT
-                                       : is("allocate")                 ? CSB_ERROR_DEVICE
+                                       : csb::says_no_room(why)         ? CSB_ERROR_DEVICE
                                                                         : CSB_ERROR_FILE;
+            if (is("split buffers")) {
+                csb::bad_argument("split_mode = row: llama.cpp can't split tensors by rows here: " +
+                                  why);
+            }
             throw error(status,
                         file + ": llama.cpp can't load it" + (why.empty() ? "" : ": " + why));
         }

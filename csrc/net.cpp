@@ -49,12 +49,15 @@ bool write_record() {
            write_all(fd, tail.data(), tail.size());
 }
 
-// In one write, so that no line gets between.
-void say(const char * what, const char * reason, const char * where) {
-    char       line[4096];
-    const char end[] = "\n";
-    int        n     = std::snprintf(line, sizeof(line) - 1, "csb: %s%.*s", what,
-                                     static_cast<int>(std::strcspn(reason, end)), reason);
+int first_line(const char * text) { // its length
+    return static_cast<int>(std::strcspn(text, "\n"));
+}
+
+// In one write, so that no line gets between. cause: what llama.cpp logged before, or "".
+void say(const char * what, const char * reason, const char * cause, const char * where) {
+    char line[4096];
+    int  n = std::snprintf(line, sizeof(line) - 1, "csb: %s%.*s%s%.*s%s", what, first_line(reason),
+                           reason, *cause ? " (" : "", first_line(cause), cause, *cause ? ")" : "");
     if (where && n < static_cast<int>(sizeof(line))) {
         n += std::snprintf(line + n, sizeof(line) - 1 - static_cast<size_t>(n),
                            "; what was measured so far is in %s", where);
@@ -67,7 +70,7 @@ void say(const char * what, const char * reason, const char * where) {
     (void) write_all(2, line, static_cast<size_t>(n) + 1);
 }
 
-[[noreturn]] void leave(int code, const char * what, const char * reason) {
+[[noreturn]] void leave(int code, const char * what, const char * reason, const char * cause) {
     static std::atomic_flag leaving = ATOMIC_FLAG_INIT;
     while (leaving.test_and_set()) { // several threads may fail at once: one line is enough
         ::pause();
@@ -79,16 +82,27 @@ void say(const char * what, const char * reason, const char * where) {
         locked = mutex.try_lock();
     }
     const bool saved = locked && armed && write_record();
-    say(what, reason, !saved ? nullptr : path == "-" ? "the output" : path.c_str());
+    say(what, reason, cause, !saved ? nullptr : path == "-" ? "the output" : path.c_str());
     _exit(code);
 }
 
 void on_abort(const char * reason) {
-    leave(2, "llama.cpp aborted: ", reason);
+    char cause[1024];
+    csb::peek_log_error(cause, sizeof(cause));
+    leave(2, "llama.cpp aborted: ", reason, cause);
 }
 
 void on_terminate() {
-    on_abort("an exception left llama.cpp");
+    char reason[1024] = "an exception left llama.cpp";
+    try {
+        if (std::current_exception()) {
+            throw;
+        }
+    } catch (const std::exception & e) {
+        std::snprintf(reason, sizeof(reason), "an exception left llama.cpp: %s", e.what());
+    } catch (...) {
+    }
+    on_abort(reason);
 }
 
 } // namespace
@@ -142,13 +156,15 @@ int32_t csb_net_disarm(void) {
 int32_t csb_net_leave(int32_t code, const char * reason) {
     return csb::guarded([&]() -> int32_t {
         csb::check_ptr(reason, "message");
-        leave(code, "", reason);
+        leave(code, "", reason, "");
     });
 }
 
-int32_t csb_net_test(const char * reason) {
+int32_t csb_net_test(const char * logged, const char * reason) {
     return csb::guarded([&] {
+        csb::check_ptr(logged, "logged");
         csb::check_ptr(reason, "message");
+        csb::log_error_line(logged);
         std::thread([&] { GGML_ABORT("%s", reason); }).join();
         return CSB_ERROR_INTERNAL; // not reached
     });

@@ -58,7 +58,7 @@ def answer(script, *arguments):
 
 def aborted(script, *arguments, cwd=None):
     """The child's stdout and the one line it leaves."""
-    done = child(script + "\nlibrary().csb_net_test(b'lost the device')", *arguments, cwd=cwd)
+    done = child(script + "\nlibrary().csb_net_test(b'', b'lost the device')", *arguments, cwd=cwd)
     assert done.returncode == 2
     lines = done.stderr.splitlines()
     assert len(lines) == 1
@@ -122,15 +122,23 @@ def test_a_path_with_a_line_break_leaves_one_line(tmp_path):
 
 
 def test_a_long_reason_or_one_of_many_lines_is_one_line():
-    done = child("library().csb_net_test(b'first' + b'x' * 9000 + b'\\nsecond')")
+    done = child("library().csb_net_test(b'', b'first' + b'x' * 9000 + b'\\nsecond')")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "firstxxx" in done.stderr
 
 
+def test_what_was_logged_before_is_the_cause():
+    """As CUDA does it: the reason is logged, the abort only says `CUDA error`."""
+    script = "library().csb_net_test(b'CUDA error: out of memory\\n  in function f', b'CUDA error')"
+    done = child(script)
+    assert done.returncode == 2
+    assert done.stderr.endswith(": CUDA error (CUDA error: out of memory)\n")
+
+
 def test_several_threads_abort_and_one_line_is_said(tmp_path):
     script = """
-    threads = [threading.Thread(target=library().csb_net_test, args=(b"lost the device",))
+    threads = [threading.Thread(target=library().csb_net_test, args=(b"", b"lost the device"))
                for _ in range(8)]
     for t in threads:
         t.start()

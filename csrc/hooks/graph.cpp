@@ -108,10 +108,14 @@ namespace {
 
 using backends = std::set<ggml_backend_t>;
 
+// Of the nodes that compute something.
 backends backends_of(ggml_backend_sched_t sched, ggml_cgraph * graph) {
     backends found;
     for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
-        found.insert(ggml_backend_sched_get_tensor_backend(sched, ggml_graph_node(graph, i)));
+        ggml_tensor * node = ggml_graph_node(graph, i);
+        if (csb::computes(node)) {
+            found.insert(ggml_backend_sched_get_tensor_backend(sched, node));
+        }
     }
     found.erase(nullptr);
     return found;
@@ -168,7 +172,15 @@ ggml_status traced(ggml_backend_sched_t sched, ggml_cgraph * graph) {
     const ggml_status status = __real_ggml_backend_sched_graph_compute_async(sched, graph);
     if (with_kernels) {
         ggml_backend_sched_synchronize(sched);
-        j.key("kernels");
+        std::set<std::string> names; // in an order that is the same in every run
+        for (ggml_backend_t backend : used) {
+            names.insert(ggml_backend_name(backend));
+        }
+        j.key("backends").open('[');
+        for (const std::string & name : names) {
+            j.value(name);
+        }
+        j.close(']').key("kernels");
         const int n_threads = csb::describe_kernels(j, graph);
         j.pair("n_threads", n_threads);
         device_kernels(j, watch.end(), cuda);

@@ -6,6 +6,7 @@
 #include "hooks.hpp"
 
 struct ggml_cgraph;
+struct ggml_tensor;
 struct ggml_backend_sched;
 
 namespace csb {
@@ -21,6 +22,7 @@ drained take_events();
 // most threads that a kernel had.
 int describe_kernels(json & j, ggml_cgraph * graph);
 
+bool computes(const ggml_tensor * node); // others only say how memory is read
 void watch_nodes(ggml_backend_sched * sched, bool on); // by the current watcher
 
 } // namespace csb

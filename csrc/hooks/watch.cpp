@@ -2,10 +2,7 @@
 #include "../node.hpp"
 #include "log.hpp"
 
-namespace {
-
-// The others only say how memory is read.
-bool computes(const ggml_tensor * node) {
+bool csb::computes(const ggml_tensor * node) {
     switch (node->op) {
     case GGML_OP_NONE:
     case GGML_OP_VIEW:
@@ -18,9 +15,11 @@ bool computes(const ggml_tensor * node) {
     }
 }
 
+namespace {
+
 // The scheduler asks for each node whether it should stop after it, then calls again when it has.
 bool on_node(ggml_tensor * node, bool ask, void * sched) {
-    if (!computes(node)) {
+    if (!csb::computes(node)) {
         return !ask; // false to a call after it would end the split
     }
     const csb::watch *   watch = csb::current_watch();

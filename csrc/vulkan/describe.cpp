@@ -2,6 +2,8 @@
 // finds none it tells nobody.
 #include "describe.hpp"
 
+#include <cstdlib>
+
 #include "vulkan.hpp"
 
 namespace {
@@ -82,6 +84,10 @@ class instance {
 
 csb::vulkan_here look() {
     csb::vulkan_here here;
+    if (std::getenv("GGML_DISABLE_VULKAN")) { // as ggml: no driver is to be loaded
+        here.error = "switched off";
+        return here;
+    }
     const auto       entry = csb::vulkan_entry();
     if (!entry) {
         here.loader_error = csb::vulkan_loader_error();

@@ -94,7 +94,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "csb_net_append": (STATUS, (TEXT,)),
     "csb_net_disarm": (STATUS, ()),
     "csb_net_leave": (STATUS, (c_int32, TEXT)),
-    "csb_net_test": (STATUS, (TEXT,)),
+    "csb_net_test": (STATUS, (TEXT, TEXT)),
     "csb_model_open": (STATUS, (TEXT, *OPTIONS, OUT)),
     "csb_model_close": (None, (HANDLE,)),
     "csb_model_describe": (STATUS, (HANDLE, OUT)),
