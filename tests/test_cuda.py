@@ -179,6 +179,61 @@ def test_why_there_is_no_device(
 
 def test_a_static_cuda_has_no_runtime_to_ask() -> None:
     assert cuda.why_no_device([]) == "none was found"
+    assert cuda.describe([], "0000:01:00.0") == {}
+
+
+@LINUX
+def test_what_cuda_says_of_a_device(
+    monkeypatch: pytest.MonkeyPatch, lists: Lists, tmp_path: Path
+) -> None:
+    """Name, driver and compute capability: the runtime's second device is the one at that place."""
+    plant(
+        tmp_path / "libcudart.so.13",
+        """#include <string.h>
+        int cudaDriverGetVersion(int * v) { *v = 13010; return 0; }
+        int cudaRuntimeGetVersion(int * v) { *v = 13000; return 0; }
+        int cudaDeviceGetByPCIBusId(int * d, const char * id) {
+            *d = 1; return strcmp(id, "0000:c1:00.0") ? 1 : 0; }
+        int cudaDeviceGetAttribute(int * v, int attribute, int device) {
+            *v = attribute == 75 ? 8 + device : attribute == 76 ? 0 : -1; return 0; }""",
+    )
+    plant(
+        tmp_path / "libcublas.so.13",
+        "int cublasGetProperty(int part, int * v) { *v = 13 - 6 * part; return 0; }",
+    )
+    open_it = ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: open_it(str(tmp_path / name)))
+    monkeypatch.setattr(cuda, "_kernel_module", lambda: "580.65.06")
+    lists("ON", ["CUDA", "CUDA", "CPU"])
+    system = devices.system_info()
+    for device, place in zip(
+        system["devices"], ("0000:c1:00.0", "0000:01:00.0", None), strict=True
+    ):
+        device["id"] = place
+    found = devices.system()
+    assert found["cuda"] == {
+        "kernel_module": "580.65.06",
+        "runtime": "13.0",
+        "driver": "13.1",
+        "cublas": "13.7.1",
+    }
+    first, other, host = found["devices"]
+    assert first["driver"] == "NVIDIA 580.65.06 (CUDA 13.1)"
+    assert first["api"] == "compute capability 9.0"
+    assert "api" not in other and "api" not in host
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:14:52 UTC 2025\n",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (x)\n",
+    ],
+)
+def test_the_kernel_module(tmp_path: Path, said: str) -> None:
+    (tmp_path / "version").write_text(said + "GCC version:  gcc version 12.2.0\n")
+    assert cuda._kernel_module(tmp_path / "version") == "580.65.06"
+    assert cuda._kernel_module(tmp_path / "none") == ""
 
 
 Lists = Callable[[str, list[str]], None]

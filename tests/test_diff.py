@@ -49,6 +49,21 @@ def test_the_same_measurement_twice(run: Run, saved: dict[str, Path]) -> None:
     assert done.out.splitlines()[-1] == "csb: the same measurements"
 
 
+def test_layers_elsewhere_and_devices_in_another_order_are_said(saved: dict[str, Path]) -> None:
+    a = record(saved["off"])
+    a["provenance"]["offload"]["layers"] = ["CPU", "X0"]
+    a["provenance"]["offload"]["output"] = "X0"
+    a["provenance"]["parameters"]["devices"]["value"] = ["X0", "X1"]
+    b = copy.deepcopy(a)
+    assert compare_records(a, b)["settings"] == []
+    b["provenance"]["offload"]["layers"] = ["CPU", "CPU"]
+    b["provenance"]["parameters"]["devices"]["value"] = ["X1", "X0"]
+    assert compare_records(a, b)["settings"] == [
+        {"name": "layers", "a": "0 CPU, 1..2 X0", "b": "0..1 CPU, 2 X0"},
+        {"name": "devices", "a": ["X0", "X1"], "b": ["X1", "X0"]},
+    ]
+
+
 def test_settings_come_first(run: Run, saved: dict[str, Path]) -> None:
     done = run("diff", saved["off"], saved["on"])
     assert done.code == 1

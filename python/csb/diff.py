@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,8 @@ def _facts(record: Record) -> dict[str, Any]:
         **p["build"]["options"],
         "hooks": p["build"]["hooks"],
         "devices_here": devices,
+        "cuda_here": p["system"].get("cuda", {}),
+        "layers": _placed([*p["offload"]["layers"], p["offload"]["output"]]),
         "processor": p["processor"],
         "switches": p["switches"],
         "kernel_switches": p["kernel_switches"],
@@ -82,6 +85,12 @@ def _facts(record: Record) -> dict[str, Any]:
     return facts
 
 
+def _placed(devices: list[str]) -> str:
+    """Which layers lie where, the output last: `0..15 CPU, 16..30 CUDA0`."""
+    runs = [(d, [i for i, _ in group]) for d, group in groupby(enumerate(devices), lambda x: x[1])]
+    return ", ".join(f"{i[0]}..{i[-1]} {d}" if len(i) > 1 else f"{i[0]} {d}" for d, i in runs)
+
+
 def _differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Names and both values; of lists and tables only what is not in both."""
     for name in dict.fromkeys([*a, *b]):
@@ -92,7 +101,9 @@ def _differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[tuple[str, An
             for key, inner_x, inner_y in _differences(x, y):
                 yield f"{name}.{key}", inner_x, inner_y
         elif isinstance(x, list) and isinstance(y, list):
-            yield name, [v for v in x if v not in y], [v for v in y if v not in x]
+            only_x, only_y = [v for v in x if v not in y], [v for v in y if v not in x]
+            same_values = not only_x and not only_y  # in another order, or another number of times
+            yield (name, x, y) if same_values else (name, only_x, only_y)
         else:
             yield name, x, y
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import csb
-from csb.native.devices import missing
-from csb.native.library import SET_BY_CSB, build_info, system_info
+from csb.native.devices import missing, system
+from csb.native.library import SET_BY_CSB, build_info
 
 # Environment variables that change what llama.cpp, its backends or their threads compute.
 _PREFIXES = (
     *("GGML_", "LLAMA_", "OMP_", "GOMP_", "KMP_", "CUDA_", "HIP_", "VK_"),
+    *("NVIDIA_", "CUBLAS_", "HSA_", "ROCR_", "SYCL_", "ONEAPI_", "MESA_", "RADV_", "LP_"),
     *("OPENBLAS_", "GOTO_", "BLIS_", "MKL_"),
 )
 
@@ -34,7 +35,7 @@ def environment() -> dict[str, Any]:
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "csb": csb.__version__,
         "build": build_info(),
-        "system": system_info(),
+        "system": system(),
         "missing_devices": missing(),
         "switches": switches(),
         "python": platform.python_version(),

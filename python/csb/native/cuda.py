@@ -1,4 +1,5 @@
-"""CUDA's own libraries: what a CUDA build needs before libcsb, and why it finds no device.
+"""CUDA's own libraries: what a CUDA build needs before libcsb, what they are, and why they find no
+device.
 
 libcsb holds no path of the machine that built it, so the libraries it was linked with are opened
 first: the dynamic linker then takes those.
@@ -8,12 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from csb.errors import LibraryError
 from csb.native import wheels
 
+CAPABILITY = (75, 76)  # cudaDevAttrComputeCapabilityMajor, ...Minor
 PACKAGES = {"libcudart": "nvidia-cuda-runtime"}  # the others are cuBLAS's
 
 
@@ -49,25 +52,75 @@ def requirement(name: str) -> str:
 
 def why_no_device(libraries: Sequence[str]) -> str:
     """Why the CUDA runtime that was preloaded gives no device, as a phrase."""
-    runtime = next((Path(p).name for p in libraries if Path(p).name.startswith("libcudart")), None)
-    if runtime is None:
+    cudart = _opened(libraries, "libcudart")
+    if cudart is None:
         return "none was found"
-    cudart = ctypes.CDLL(runtime)
     cudart.cudaGetErrorString.restype = ctypes.c_char_p
-    driver, needed, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    cudart.cudaDriverGetVersion(ctypes.byref(driver))
-    cudart.cudaRuntimeGetVersion(ctypes.byref(needed))
-    if driver.value == 0:
+    driver, needed = _asked(cudart.cudaDriverGetVersion), _asked(cudart.cudaRuntimeGetVersion)
+    if driver == 0:
         return "NVIDIA's driver (libcuda.so.1) is not installed"
-    if driver.value // 1000 < needed.value // 1000:
+    if driver // 1000 < needed // 1000:
         return (
-            f"NVIDIA's driver supports CUDA {_version(driver.value)}, and csb was built for CUDA "
-            f"{_version(needed.value)}: install a newer driver"
+            f"NVIDIA's driver supports CUDA {_version(driver)}, and csb was built for CUDA "
+            f"{_version(needed)}: install a newer driver"
         )
+    count = ctypes.c_int()
     status = cudart.cudaGetDeviceCount(ctypes.byref(count))
     reason = cudart.cudaGetErrorString(status).decode() if status else "llama.cpp lists none"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return reason if visible is None else f"{reason} (CUDA_VISIBLE_DEVICES={visible})"
+
+
+def versions(libraries: Sequence[str]) -> dict[str, str]:
+    """Of what was preloaded, whatever csb was linked with: {"runtime", "driver": the CUDA that it
+    supports, "kernel_module", "cublas"}, without those that can't be told."""
+    found = {"kernel_module": _kernel_module()}
+    if cudart := _opened(libraries, "libcudart"):
+        found["runtime"] = _version(_asked(cudart.cudaRuntimeGetVersion))
+        found["driver"] = _version(_asked(cudart.cudaDriverGetVersion))
+    if cublas := _opened(libraries, "libcublas"):
+        parts = [_asked(cublas.cublasGetProperty, part, ...) for part in range(3)]
+        found["cublas"] = ".".join(map(str, parts))
+    return {name: version for name, version in found.items() if version not in ("", "0.0")}
+
+
+def describe(libraries: Sequence[str], pci_id: str | None) -> dict[str, str]:
+    """{"driver", "api": the compute capability} of the device at that PCI bus id; {} where the
+    runtime knows none there."""
+    cudart, device = _opened(libraries, "libcudart"), ctypes.c_int()
+    if cudart is None or pci_id is None:
+        return {}
+    if cudart.cudaDeviceGetByPCIBusId(ctypes.byref(device), pci_id.encode()):
+        return {}
+    major, minor = (_asked(cudart.cudaDeviceGetAttribute, ..., n, device) for n in CAPABILITY)
+    module, driver = _kernel_module(), _version(_asked(cudart.cudaDriverGetVersion))
+    return {
+        "driver": f"NVIDIA {module} (CUDA {driver})" if module else f"NVIDIA (CUDA {driver})",
+        "api": f"compute capability {major}.{minor}",
+    }
+
+
+def _opened(libraries: Sequence[str], stem: str) -> ctypes.CDLL | None:
+    """That one of the preloaded libraries."""
+    names = (Path(p).name for p in libraries)
+    found = next((name for name in names if name.startswith(f"{stem}.so")), None)
+    return None if found is None else ctypes.CDLL(found)
+
+
+def _asked(function: Callable[..., int], *arguments: object) -> int:
+    """The number that a C function writes to where an argument is `...` (its only one, if there are
+    none); 0 if it fails."""
+    number = ctypes.c_int()
+    passed = [ctypes.byref(number) if a is ... else a for a in arguments or (...,)]
+    return 0 if function(*passed) else number.value
+
+
+def _kernel_module(said: Path = Path("/proc/driver/nvidia/version")) -> str:
+    try:
+        found = re.search(r"Module.*?\s(\d+(?:\.\d+)+)\s", said.read_text("utf-8", "replace"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
 
 
 def _version(number: int) -> str:

@@ -26,6 +26,20 @@ def missing() -> list[str]:
     return lines
 
 
+def system() -> dict[str, Any]:
+    """What csb_library_system says, and what only CUDA's own libraries say of its devices."""
+    found, build = system_info(), build_info()
+    if build["options"].get("GGML_CUDA") == "ON":
+        from csb.native import cuda
+
+        libraries = build["cuda_libraries"]
+        found["cuda"] = cuda.versions(libraries)
+        for device in found["devices"]:
+            if device["backend"] == "CUDA":
+                device |= cuda.describe(libraries, device["id"])
+    return found
+
+
 def switched_off() -> list[str]:
     """A line for each backend of this build whose devices a variable turns off."""
     built = build_info()["options"].get("GGML_VULKAN") == "ON"
