@@ -92,7 +92,10 @@ def test_a_server_of_one_kind_gives_the_local_bits(
     assert there["ar"] == here["ar"]
     assert there["cells"] == here["cells"]
     assert there["controls"]["failed"] == [] and there["controls"]["complete"]
-    assert there["kernels"] == {"single": "not observable", "block": "not observable"}
+    for path in ("single", "block"):
+        found = there["kernels"][path]
+        assert found["not_observable"] == {f"RPC0[{server[0]}]": ""}
+        assert (found["kernels"], found["n_threads"]) == ({}, 0)
 
 
 def test_the_record_says_what_lies_where(
@@ -116,7 +119,11 @@ def test_the_record_says_what_lies_where(
     assert there["memory"] == 2 * 4 * 256 * 2 * 64 * 2
     assert there["model"] > 0.8 * found["model"]["size"]
 
-    less = saved(tmp_path / "less.json", *given, "-ngl", "2", "--no-kv-offload")["provenance"]
+    partly = saved(tmp_path / "less.json", *given, "-ngl", "2", "--no-kv-offload")
+    for path in ("single", "block"):
+        ran = partly["kernels"][path]
+        assert ran["kernels"] and ran["not_observable"] == {f"RPC0[{server[0]}]": ""}
+    less = partly["provenance"]
     assert less["offload"]["layers"] == ["CPU", "CPU", "CPU", "RPC0"]
     assert less["parameters"]["n_gpu_layers"]["value"] == 2
     assert less["parameters"]["offload_kqv"] == {"value": False, "source": "library"}
@@ -320,7 +327,7 @@ def test_a_server_that_stops_answering_in_a_run(server: Server, measuring: Start
     out, err = process.communicate(timeout=40)
     assert (process.returncode, out) == (130, "")
     assert err == (
-        "csb: interrupted; a device or server did not come back; what was measured so far is in "
+        "csb: interrupted; a native call did not come back; what was measured so far is in "
         f"{path}\n"
     )
     check_unfinished(path)
@@ -350,7 +357,7 @@ def test_ctrl_c_while_a_server_keeps_the_model_waiting(text_model: Path) -> None
             _, err = process.communicate(timeout=40)
     assert (process.returncode, err) == (
         130,
-        "csb: interrupted; a device or server did not come back\n",
+        "csb: interrupted; a native call did not come back\n",
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 Node = dict[str, Any]
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+SEEN = ("CPU", "CUDA", "Vulkan")  # backends whose kernels csb has hooks for
 OBSERVED = (*PRODUCTS, "FLASH_ATTN_EXT")  # ops whose kernel the CPU hooks always name
 
 
@@ -57,20 +58,41 @@ def device_kernels_of(call: dict[str, Any]) -> tuple[dict[str, int], str | None,
 
 
 def observed(calls: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """{"n_threads": as a kernel saw them, "kernels": {name: nodes it ran for}} of recorded calls of
-    one shape; None where no kernel could be observed."""
-    ran: dict[tuple[int, int], set[str]] = {}
-    n_threads = 0
-    for call in calls[:1]:
-        for number, ubatch in enumerate(call["ubatches"]):
-            n_threads = max(n_threads, ubatch["n_threads"])
-            for event in ubatch["kernels"]:
-                if event["accepted"]:
-                    ran.setdefault((number, event["node"]), set()).add(event["kernel"])
-    if not ran:
+    """What ran in recorded calls of one shape; None where nothing was recorded.
+
+    {"n_threads": as a kernel saw them, "kernels": {name: nodes it ran for}, "not_observable":
+    {backend that ran nodes unseen: why, or ""}}, and on CUDA devices "device_kernels": {name:
+    launches}.
+    """
+    if not calls:
         return None
+    ran: dict[tuple[int, int], set[str]] = {}
+    unseen: dict[str, str] = {}
+    n_threads = 0
+    for number, ubatch in enumerate(calls[0]["ubatches"]):
+        n_threads = max(n_threads, ubatch["n_threads"])
+        unseen |= unseen_in(ubatch)
+        for event in ubatch["kernels"]:
+            if event["accepted"]:
+                ran.setdefault((number, event["node"]), set()).add(event["kernel"])
     counts = Counter(name for names in ran.values() for name in specific(names))
-    return {"n_threads": n_threads, "kernels": {name: counts[name] for name in sorted(counts)}}
+    found: dict[str, Any] = {
+        "n_threads": n_threads,
+        "kernels": {name: counts[name] for name in sorted(counts)},
+        "not_observable": unseen,
+    }
+    launches = device_kernels_of(calls[0])[0]
+    return found | ({"device_kernels": launches} if launches else {})
+
+
+def unseen_in(ubatch: dict[str, Any]) -> dict[str, str]:
+    """{backend that ran nodes of it: why its kernels could not be seen, or ""}."""
+    why = ubatch.get("device_not_observable")
+    return {
+        name: why or ""
+        for name in ubatch["backends"]
+        if not name.startswith(SEEN) or (why and not name.startswith("CPU"))
+    }
 
 
 def specific(names: Iterable[str]) -> list[str]:

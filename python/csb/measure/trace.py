@@ -106,4 +106,4 @@ def has_load_time_kernels(memory: Memory, prompt: Sequence[int]) -> bool | None:
     with memory.context.trace(graph=False) as trace:
         memory.single(prompt[-1:], len(prompt) - 1, row)
     seen = observed(trace.calls)
-    return None if seen is None else bool(load_time(seen["kernels"]))
+    return bool(load_time(seen["kernels"])) if seen and seen["kernels"] else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from csb.nodes import load_time
 from csb.price import medians, said
+from csb.render.devices import holdings, ran_on
 from csb.render.text import harmless
 from csb.statistics import CLASSES
 
@@ -29,10 +30,6 @@ def render(record: Record, full: bool = False) -> str:
 def run_config(record: Record) -> Iterator[str]:
     c, p = record["config"], record["provenance"]
     flash = "on" if c["flash_attn"] else "off"
-    offload = p.get("offload", {})
-    devices = p["parameters"]["devices"]["value"] or ["CPU"]
-    helpers = [d["name"] for d in p.get("system", {}).get("devices", []) if d["type"] == "accel"]
-    devices = [*devices, *(b for b in offload.get("backends", []) if b in helpers)]
     name = c["model_name"] or p["model"]["description"]
     yield "--- run config ---"
     yield f"flash_attn: {int(c['flash_attn'])}"
@@ -43,30 +40,10 @@ def run_config(record: Record) -> Iterator[str]:
     yield f"prompt_tokens: {len(record['prompt_tokens'])}"
     yield f"n_gen: {record['n_gen']}"
     yield (
-        f"model: {harmless(name)}    backend: {','.join(devices)}  fa={flash}  "
+        f"model: {harmless(name)}    backend: {ran_on(p)}  fa={flash}  "
         f"t={c['n_threads']}  W={record['block_width']}"
     )
     yield "------------------"
-
-
-def _devices(provenance: Record) -> Iterator[str]:
-    """What each device holds; nothing where all is in the machine's own memory."""
-    offload = provenance.get("offload")
-    if not offload or all(b["host"] for b in offload["buffers"]):
-        return
-    known = {d["name"]: d for d in provenance["system"]["devices"]}
-    layers = [*offload["layers"], offload["output"]]
-    for name in dict.fromkeys(b["device"] or b["name"] for b in offload["buffers"]):
-        held = [b for b in offload["buffers"] if (b["device"] or b["name"]) == name]
-        sizes = {k: sum(b[k] for b in held) / 2**20 for k in ("model", "memory", "compute")}
-        device = known.get(name, {})
-        about = [device[k] for k in ("description", "driver", "api") if device.get(k)]
-        said = f" ({harmless(', '.join(about))})" if about else ""
-        yield (
-            f"device {name}{said}: "
-            f"{layers.count(name)} of {len(layers)} layers; MiB of weights {sizes['model']:.1f}, "
-            f"memory {sizes['memory']:.1f}, compute {sizes['compute']:.1f}"
-        )
 
 
 def _pairs(record: Record) -> Iterator[str]:
@@ -123,7 +100,7 @@ def _more(record: Record) -> Iterator[str]:
     q = s["quantiles"]
     if (rows := record["config"]["n_ubatch"]) < record["block_width"]:
         yield f"blocks: -ub {rows} splits every block into ubatches of at most {rows} rows"
-    yield from _devices(record["provenance"])
+    yield from holdings(record["provenance"])
     one_row = f", {s['n_one_row']} one-row cells left out" if s["n_one_row"] else ""
     yield f"compared: {s['n_compared']} cells, {s['n_equal']} of them equal in every bit{one_row}"
     if not s["n_compared"]:
@@ -232,20 +209,36 @@ def _reference(found: Record) -> str:
 
 
 def _kernels(paths: Record) -> str:
-    """What only one of the paths runs, and what both do, with the number of nodes."""
+    """What only one of the paths runs, and what both do, with the number of nodes; of CUDA devices
+    how many kernels; and where they could not be seen."""
     if "not observable" in paths.values():
         return "not observable"
-    single, block = paths["single"]["kernels"], paths["block"]["kernels"]
+    single, block = paths["single"], paths["block"]
+    here, there = _apart(single["kernels"], block["kernels"]), single["n_threads"] > 0
+    said = [here] if single["kernels"] or block["kernels"] else []
+    if said and there:
+        said.append(f"{single['n_threads']} / {block['n_threads']} threads")
+    if "device_kernels" in single or "device_kernels" in block:
+        a, b = (set(path.get("device_kernels", ())) for path in (single, block))
+        said.append(
+            f"on the device single {len(a - b)} and block {len(b - a)} of their own, both "
+            f"{len(a & b)} (csb trace lists them)"
+        )
+    unseen = {**single["not_observable"], **block["not_observable"]}
+    said += [
+        f"not observable on {harmless(n)}{f' ({harmless(w)})' if w else ''}"
+        for n, w in unseen.items()
+    ]
+    return "; ".join(said) or "none was seen"
 
+
+def _apart(single: dict[str, int], block: dict[str, int]) -> str:
     def named(names: list[str], counts: dict[str, int]) -> str:
         return ", ".join(f"{name} ({counts[name]})" for name in names) or "none of its own"
 
     alone = named([n for n in single if n not in block], single)
     blocks = named([n for n in block if n not in single], block)
-    both = ", ".join(n for n in single if n in block)
-    threads = f"; {paths['single']['n_threads']} / {paths['block']['n_threads']} threads"
-    none = paths["single"]["n_threads"] == paths["block"]["n_threads"] == 0  # all on a device
-    return f"single {alone}; block {blocks}; both {both}{'' if none else threads}"
+    return f"single {alone}; block {blocks}; both {', '.join(n for n in single if n in block)}"
 
 
 def _controls(c: Record) -> str:

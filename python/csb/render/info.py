@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from csb.render.devices import about
 from csb.render.text import harmless
+
+ELSEWHERE = {
+    "GGML_LSX": "loongarch",
+    "GGML_LASX": "loongarch",
+    "GGML_RV": "riscv",
+    "GGML_VXE": "s390",
+}
 
 
 def render_info(info: dict[str, Any]) -> str:
     build, system = info["build"], info["system"]
-    options = _in_force(build["options"])
+    options = _in_force(build["options"], build["system"])
     on = sorted(k for k, v in options.items() if v == "ON")
     other = {k: v for k, v in sorted(options.items()) if v not in ("ON", "OFF", "")}
     cuda = build["cuda"]
@@ -29,7 +37,7 @@ def render_info(info: dict[str, Any]) -> str:
         *(
             (
                 "device",
-                f"{d['name']} ({d['description']}), {d['type']}, {d['backend']}, "
+                f"{d['name']} ({about(d)}), {d['type']}, {d['backend']}, "
                 f"{d['memory_free'] / 2**30:.1f} of {d['memory_total'] / 2**30:.1f} GiB free",
             )
             for d in system["devices"]
@@ -42,7 +50,9 @@ def render_info(info: dict[str, Any]) -> str:
     return "".join(f"{name + ':':<17}{harmless(str(value))}\n" for name, value in lines)
 
 
-def _in_force(options: dict[str, str]) -> dict[str, str]:
-    """Without the options of backends that were not built; the JSON has them all."""
-    left_out = tuple(f"{k}_" for k, v in options.items() if v == "OFF")
-    return {k: v for k, v in options.items() if not k.startswith(left_out)}
+def _in_force(options: dict[str, str], system: str) -> dict[str, str]:
+    """Without the options of backends that were not built, and without those of other processors,
+    which ggml leaves on; the JSON has them all."""
+    left_out = [f"{k}_" for k, v in options.items() if v == "OFF"]
+    left_out += [prefix for prefix, processor in ELSEWHERE.items() if processor not in system]
+    return {k: v for k, v in options.items() if not k.startswith(tuple(left_out))}

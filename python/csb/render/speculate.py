@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from csb.render.devices import ran_on
 from csb.render.table import columns
 from csb.render.text import harmless
 
@@ -28,10 +29,9 @@ def render(record: Record, full: bool = False) -> str:
 
 def _config(record: Record) -> Iterator[str]:
     c, p = record["config"], record["provenance"]
-    devices = p["parameters"]["devices"]["value"] or ["CPU"]
     name = c["model_name"] or p["model"]["description"]
     yield (
-        f"model: {harmless(name)}    backend: {','.join(devices)}  "
+        f"model: {harmless(name)}    backend: {ran_on(p)}  "
         f"fa={'on' if c['flash_attn'] else 'off'}  t={c['n_threads']}  W={record['block_width']}  "
         f"n={c['n_gen']}"
     )

@@ -1,0 +1,63 @@
+"""What compare says of the kernels that each path ran, on the CPU, on devices and unseen. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from csb.nodes import observed
+from csb.render.compare import _kernels
+
+CPU = {"node": 0, "kernel": "ggml_vec_dot_f32", "accepted": True, "count": 1}
+REFUSED = {"node": 0, "kernel": "llamafile_sgemm", "accepted": False, "count": 1}
+
+
+def call(*backends: str, n_threads: int = 2, **more: Any) -> list[dict[str, Any]]:
+    ubatch = {"backends": list(backends), "n_threads": n_threads, "kernels": [CPU, REFUSED], **more}
+    return [{"ubatches": [ubatch, {**ubatch}]}]
+
+
+def test_nothing_recorded() -> None:
+    assert observed([]) is None
+    assert _kernels({"single": "not observable", "block": "not observable"}) == "not observable"
+
+
+def test_all_on_the_cpu() -> None:
+    assert observed(call("CPU")) == {
+        "n_threads": 2,
+        "kernels": {"ggml_vec_dot_f32": 2},
+        "not_observable": {},
+    }
+
+
+@pytest.mark.parametrize("name", ["RPC0[127.0.0.1:1]", "BLAS", "Metal"])
+def test_a_backend_without_a_hook_is_named_beside_the_cpus_kernels(name: str) -> None:
+    found = observed(call("CPU", name))
+    assert found is not None
+    assert found["not_observable"] == {name: ""} and found["kernels"] == {"ggml_vec_dot_f32": 2}
+    text = _kernels({"single": found, "block": found})
+    assert text == (
+        "single none of its own; block none of its own; both ggml_vec_dot_f32; 2 / 2 threads; "
+        f"not observable on {name}"
+    )
+
+
+def test_a_devices_kernels() -> None:
+    def ran(*names: str) -> dict[str, Any]:
+        kernels = [{"kernel": name, "count": 3} for name in names]
+        found = observed(call("CUDA0", n_threads=0, kernels=[], device_kernels=kernels))
+        assert found is not None
+        return found
+
+    single, block = ran("a", "b"), ran("b", "c", "d")
+    assert single["device_kernels"] == {"a": 6, "b": 6} and single["not_observable"] == {}
+    assert _kernels({"single": single, "block": block}) == (
+        "on the device single 1 and block 2 of their own, both 1 (csb trace lists them)"
+    )
+
+
+def test_the_reason_is_kept() -> None:
+    why = {"device_not_observable": "no CUPTI"}
+    found = observed(call("CPU", "CUDA0", n_threads=0, kernels=[], **why))
+    assert found == {"n_threads": 0, "kernels": {}, "not_observable": {"CUDA0": "no CUPTI"}}
+    assert _kernels({"single": found, "block": found}) == "not observable on CUDA0 (no CUPTI)"
