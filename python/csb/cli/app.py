@@ -105,7 +105,7 @@ def _signals() -> Iterator[None]:
 def _leave() -> NoReturn:
     from csb.native import net
 
-    net.leave(Exit.INTERRUPTED, "interrupted; a device or server did not come back")
+    net.leave(Exit.INTERRUPTED, "interrupted; a native call did not come back")
 
 
 def _run(arguments: list[str] | None) -> int:

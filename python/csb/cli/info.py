@@ -17,8 +17,9 @@ from csb.render.output import say
 def command(as_json: bool, rpc: str | None) -> None:
     """Say what this csb was built from, how, and what it runs on here."""
     if rpc is not None:
+        from csb.native import worker
         from csb.native.rpc import add_rpc
 
-        add_rpc(rpc)
+        worker.run(lambda: add_rpc(rpc), lambda: None)
     info = environment()
     say(json.dumps(info, indent=1) + "\n" if as_json else render_info(info))

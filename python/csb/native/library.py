@@ -27,6 +27,7 @@ from csb.errors import (
     LibraryError,
     UnsupportedError,
 )
+from csb.native import worker
 from csb.native.checks import text, whole
 from csb.native.table import ABI_VERSION, SIGNATURES, STATUS, Status
 
@@ -171,10 +172,14 @@ def c_options(options: Mapping[str, object]) -> tuple[int, Any, Any]:
 
 def system_info() -> dict[str, Any]:
     """llama.cpp's version, its system line and the devices: csb_library_system."""
-    answer = ctypes.c_char_p()
-    library().csb_library_system(ctypes.byref(answer))
-    info: dict[str, Any] = json.loads(answer.value or b"{}")
-    return info
+
+    def ask() -> dict[str, Any]:
+        answer = ctypes.c_char_p()
+        library().csb_library_system(ctypes.byref(answer))
+        info: dict[str, Any] = json.loads(answer.value or b"{}")
+        return info
+
+    return worker.run(ask, lambda: None)  # a device or server may not answer
 
 
 def set_log_level(level: int) -> None:
