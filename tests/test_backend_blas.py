@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import TinyModel
 from csb import ops, record
+from csb.measure.prefix import ELSEWHERE
 from csb.nodes import PRODUCTS
 from process import child
 
@@ -62,6 +63,20 @@ def test_the_table_says_where(tiny_model: TinyModel) -> None:
     assert line.startswith("*") and line.endswith("  not observable on BLAS")
 
 
+def test_compare_says_what_it_did_not_see(tiny_model: TinyModel, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    given = ("-n", "40", "-W", "40", "--stride", "40", "--json", path)
+    done = child("-m", tiny_model(dtype="bf16", n_layer=1), *GIVEN, *given)
+    assert (done.returncode in (0, 1), done.stderr) == (True, "")
+    found = record.load(path)["kernels"]
+    assert (found["single"]["not_observable"], found["block"]["not_observable"]) == (
+        {},
+        {"BLAS": ""},
+    )
+    (line,) = (s for s in done.stdout.splitlines() if s.startswith("kernels: "))
+    assert "ggml_vec_dot_bf16" in line and line.endswith("; not observable on BLAS")
+
+
 def test_its_product_is_right() -> None:
     generator = np.random.default_rng(0)
     weight = generator.standard_normal((64, 96), np.float32)
@@ -86,5 +101,8 @@ def test_auto_shares_nothing_that_differs(
         found[prefix] = record.load(path)
         assert not found[prefix]["controls"]["failed"]
     assert found["auto"]["cells"] == found["reprefill"]["cells"]
+    prefix = found["auto"]["prefix"]
     if dtype == "q8_0":
-        assert found["auto"]["prefix"]["shared"] == 0
+        assert (prefix["shared"], prefix["reason"]) == (0, f"{ELSEWHERE} BLAS")
+    else:
+        assert prefix["probes"]

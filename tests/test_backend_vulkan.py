@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import backend
+import csb
 import numpy as np
 import pytest
 from conftest import TinyModel
 from csb import record
+from csb.measure import evidence
+from csb.measure.memory import Memory
 from csb.native.devices import why_no_vulkan
 from csb.native.library import build_info, system_info
 from csb.nodes import PRODUCTS
@@ -206,10 +209,15 @@ def test_widths(run: Run, tiny_model: TinyModel, tmp_path: Path) -> None:
     assert "mul_mat_vec_bf16" in done.out and "matmul_bf16" in done.out
 
 
-def test_auto_takes_no_proof_from_names(run: Run, tiny_model: TinyModel, tmp_path: Path) -> None:
-    given = ("-m", tiny_model(dtype="q8_0", n_layer=1), *GIVEN, "-n", "60", "--stride", "6")
-    found = saved(run, tmp_path / "r.json", *given)
-    assert found["prefix"]["shared"] == 0
+def test_auto_takes_no_proof_from_names(tiny_model: TinyModel) -> None:
+    """A pipeline's name does not tell whether a row's sums depend on the rows beside it."""
+    with (
+        csb.Model(tiny_model(dtype="q8_0", n_layer=1)) as model,
+        csb.Context(model, n_ctx=256) as context,
+        pytest.raises(evidence.NoProof) as caught,
+    ):
+        evidence.probe(Memory(context), list(range(1, 61)), [20, 40], by_kernels=True)
+    assert caught.value.backends == [DEVICE]
 
 
 @pytest.mark.model
