@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from conftest import TinyModel
 from csb import ops, record
+from csb.measure import evidence
 from csb.measure.prefix import ELSEWHERE
 from csb.nodes import PRODUCTS
-from process import child
+from process import Run, child
 
 pytestmark = backend.needs("blas")
 
@@ -87,22 +88,41 @@ def test_its_product_is_right() -> None:
     assert np.abs(done.values - exact).max() < 1e-4
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "q8_0"])
-def test_auto_shares_nothing_that_differs(
-    tiny_model: TinyModel, tmp_path: Path, dtype: str
-) -> None:
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` probes whatever it costs: on so small a model it would not."""
+    monkeypatch.setattr(evidence, "LIMIT", 1e6)
+
+
+def by_prefix(run: Run, model: Path, folder: Path, *prefixes: str) -> list[record.Record]:
     """Lengths on both sides of 32 rows, and rows of OpenBLAS's own remainders."""
-    given = ("-m", tiny_model(dtype=dtype, n_layer=2), *GIVEN, "-n", "80", "-fa", "off")
-    found = {}
-    for prefix in ("auto", "reprefill"):
-        path = tmp_path / f"{prefix}.json"
-        done = child(*given, "--no-repack", "--prefix", prefix, "--json", path)
-        assert (done.returncode in (0, 1), done.stderr) == (True, "")
-        found[prefix] = record.load(path)
-        assert not found[prefix]["controls"]["failed"]
-    assert found["auto"]["cells"] == found["reprefill"]["cells"]
-    prefix = found["auto"]["prefix"]
-    if dtype == "q8_0":
-        assert (prefix["shared"], prefix["reason"]) == (0, f"{ELSEWHERE} BLAS")
-    else:
-        assert prefix["probes"]
+    found = []
+    for prefix in prefixes:
+        path = folder / f"{prefix}.json"
+        given = (*GIVEN, "-n", "80", "-fa", "off", "--no-repack", "--prefix", prefix)
+        done = run("-m", model, *given, "--json", path)
+        assert (done.code in (0, 1), done.err) == (True, "")
+        found.append(record.load(path))
+        assert not found[-1]["controls"]["failed"]
+    return found
+
+
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_auto_shares_nothing_that_differs(
+    run: Run, tiny_model: TinyModel, tmp_path: Path, dtype: str
+) -> None:
+    model = tiny_model(dtype=dtype, n_layer=2)
+    auto, fresh, shared = by_prefix(run, model, tmp_path, "auto", "reprefill", "shared")
+    assert 0 < len(auto["prefix"]["equal"]) < len(auto["prefix"]["probes"])
+    assert 0 < auto["prefix"]["shared"] < 80
+    assert auto["cells"] == fresh["cells"]
+    assert shared["cells"] != fresh["cells"]
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_auto_takes_no_proof_from_what_it_did_not_see(
+    run: Run, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    (auto,) = by_prefix(run, tiny_model(dtype="q8_0", n_layer=2), tmp_path, "auto")
+    assert (auto["prefix"]["shared"], auto["prefix"]["reason"]) == (0, f"{ELSEWHERE} BLAS")

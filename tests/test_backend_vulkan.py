@@ -287,12 +287,39 @@ def test_vulkan_switched_off(tiny_model: TinyModel) -> None:
     done = child(*given, "-dev", DEVICE, env=env)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "no Vulkan device: GGML_DISABLE_VULKAN is set" in done.stderr
+    found = json.loads(child("info", "--json", env=env).stdout)["system"]["vulkan"]
+    assert found == {"loader_error": "", "error": "switched off", "devices": []}
 
 
 def test_a_device_name_that_does_not_exist(run: Run, tiny_model: TinyModel) -> None:
     done = run("-m", tiny_model(n_layer=1), *GIVEN, "-dev", "Vulkan9")
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert f"there is no device Vulkan9; here are {DEVICE}, " in done.err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("-dev", f"{DEVICE},{DEVICE}"), f"names {DEVICE} twice"),
+        (("-sm", "row"), "split_mode = row: llama.cpp can't split tensors by rows here: "),
+    ],
+)
+def test_what_no_device_does(
+    run: Run, tiny_model: TinyModel, given: tuple[str, ...], said: str
+) -> None:
+    done = run("-m", tiny_model(n_layer=1), *GIVEN, *given)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert said in done.err
+
+
+def test_a_part_on_the_device(run: Run, tiny_model: TinyModel, tmp_path: Path) -> None:
+    given = ("-m", tiny_model(n_layer=2), *GIVEN, "-n", "4", "-ngl", "1")
+    found = saved(run, tmp_path / "r.json", *given)
+    assert (found["provenance"]["offload"]["layers"], found["provenance"]["offload"]["output"]) == (
+        ["CPU", "CPU"],
+        DEVICE,
+    )
+    assert f"backend: CPU,{DEVICE}" in run(*given).out
 
 
 def test_a_cache_that_no_buffer_holds(run: Run, tiny_model: TinyModel) -> None:
