@@ -343,10 +343,12 @@ def test_ctrl_c_with_a_server_that_answers(server: Server, measuring: Start) -> 
     assert len(found["ar"]) == 300
 
 
-def test_ctrl_c_while_a_server_keeps_the_model_waiting(text_model: Path) -> None:
+@pytest.mark.parametrize("command", ["compare", "info"])
+def test_ctrl_c_while_a_server_keeps_csb_waiting(text_model: Path, command: str) -> None:
     """Past its greeting: the loading hangs, and no handler would ever run on that thread."""
+    given = (command, *(("-m", text_model, *LONG) if command == "compare" else ()))
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        process = launch("-m", text_model, *LONG, "--rpc", f"127.0.0.1:{free_port_of(listening)}")
+        process = launch(*given, "--rpc", f"127.0.0.1:{free_port_of(listening)}")
         greeting, _ = listening.accept()
         greeting.recv(33)
         greeting.sendall(HELLO.pack(28, 7, 0, 0))
