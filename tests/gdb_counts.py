@@ -9,7 +9,11 @@ from pathlib import Path
 
 import gdb
 
-for setting in ("breakpoint pending on", "pagination off", "confirm off", "debuginfod enabled off"):
+for setting in (
+    *("breakpoint pending on", "pagination off", "confirm off", "debuginfod enabled off"),
+    # elsewhere gdb 13 runs a first instruction that is VEX-coded and relative to rip wrongly
+    "displaced-stepping off",
+):
     gdb.execute(f"set {setting}")
 marker = gdb.Breakpoint("csb_context_decode_time")
 
