@@ -1,6 +1,7 @@
 #include "internals.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <string>
 #include <utility>
@@ -22,6 +23,14 @@ template <typename T> void parameter(csb::json & j, const char * name, T value) 
 
 bool offloads(ggml_backend_dev_t device) {
     return device && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
+// Of the file's metadata, 0 where it has none: unlike the library's own fields, which come and go
+// with llama.cpp's versions, its key stays.
+uint32_t number_in_file(const llama_model * model, const char * key) {
+    char text[32] = {};
+    llama_model_meta_val_str(model, key, text, sizeof(text));
+    return static_cast<uint32_t>(std::strtoul(text, nullptr, 10));
 }
 
 const char * split_mode_name(llama_split_mode mode) {
@@ -303,7 +312,7 @@ std::string why_no_draft(const llama_model * model) {
     if (model->dspark_markov_w1 || hparams.dsv4_hc_mult > 0) {
         return "is a DSpark draft (a Markov head), which csb does not run";
     }
-    if (model->dflash_selector_hidden || hparams.dflash_selector_top_k > 0) {
+    if (number_in_file(model, "dflash.selector_top_k") > 0) {
         return "is a DFlash2 draft (a selector), which csb does not run";
     }
     if (model->d2t && !maps_to_tokens(model)) {
@@ -312,7 +321,7 @@ std::string why_no_draft(const llama_model * model) {
     if (llama_model_rope_type(model) == LLAMA_ROPE_TYPE_MROPE) {
         return "is a draft for an M-RoPE target, which csb does not run";
     }
-    if (hparams.dflash_block_size < 2) {
+    if (draft_block_size(model) < 2) {
         return "says no block size of 2 or more (dflash.block_size)";
     }
     if (mask < 0 || mask >= llama_vocab_n_tokens(llama_model_get_vocab(model))) {
@@ -334,7 +343,7 @@ std::string why_no_draft(const llama_model * model) {
 }
 
 uint32_t draft_block_size(const llama_model * draft) {
-    return draft->hparams.dflash_block_size;
+    return number_in_file(draft, "dflash.block_size");
 }
 
 bool draft_is_causal(const llama_model * draft) {
