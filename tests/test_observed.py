@@ -1,4 +1,4 @@
-"""What compare says of the kernels that each path ran, on the CPU, on devices and unseen. Pure."""
+"""What compare says of where layers and kernels ran: CPU, devices, unseen. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from csb.nodes import observed
 from csb.render.compare import _kernels
+from csb.render.devices import ran_on
 
 CPU = {"node": 0, "kernel": "ggml_vec_dot_f32", "accepted": True, "count": 1}
 REFUSED = {"node": 0, "kernel": "llamafile_sgemm", "accepted": False, "count": 1}
@@ -61,3 +62,17 @@ def test_the_reason_is_kept() -> None:
     found = observed(call("CPU", "CUDA0", n_threads=0, kernels=[], **why))
     assert found == {"n_threads": 0, "kernels": {}, "not_observable": {"CUDA0": "no CUPTI"}}
     assert _kernels({"single": found, "block": found}) == "not observable on CUDA0 (no CUPTI)"
+
+
+@pytest.mark.parametrize(
+    ("layers", "output", "said"),
+    [
+        (["CPU", "CPU"], "CPU", "CPU,BLAS"),
+        (["CPU", "X0"], "X0", "CPU,X0,BLAS"),
+        (["X0", "X1"], "X1", "X0,X1"),  # ggml lists BLAS there too, and gives it nothing
+    ],
+)
+def test_where_layers_are(layers: list[str], output: str, said: str) -> None:
+    devices = [{"name": name, "type": kind} for name, kind in (("BLAS", "accel"), ("X0", "gpu"))]
+    offload = {"layers": layers, "output": output, "backends": ["X0", "BLAS", "CPU"]}
+    assert ran_on({"offload": offload, "system": {"devices": devices}}) == said

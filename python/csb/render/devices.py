@@ -16,14 +16,15 @@ def about(device: Record) -> str:
 
 
 def ran_on(provenance: Record) -> str:
-    """The devices that layers were given to, and the CPU's helpers (BLAS) beside them."""
+    """The devices that layers were given to, and beside the CPU its helpers (BLAS)."""
     offload = provenance.get("offload")
     if not offload:
         return ",".join(provenance["parameters"]["devices"]["value"] or ["CPU"])
     devices = provenance.get("system", {}).get("devices", [])
     helpers = [d["name"] for d in devices if d["type"] == "accel"]
     used = [*offload["layers"], offload["output"]]
-    used += [name for name in offload["backends"] if name in helpers]
+    if "CPU" in used:
+        used += [name for name in offload["backends"] if name in helpers]
     return ",".join(dict.fromkeys(used))
 
 
