@@ -22,6 +22,7 @@ import csb
 import pytest
 from conftest import TinyModel
 from csb import record
+from csb.nodes import NO_HOOK
 from process import SHORT, child, launch
 
 pytestmark = backend.needs("rpc")
@@ -94,7 +95,7 @@ def test_a_server_of_one_kind_gives_the_local_bits(
     assert there["controls"]["failed"] == [] and there["controls"]["complete"]
     for path in ("single", "block"):
         found = there["kernels"][path]
-        assert found["not_observable"] == {f"RPC0[{server[0]}]": ""}
+        assert found["not_observable"] == {f"RPC0[{server[0]}]": NO_HOOK}
         assert found["kernels"] == {}
 
 
@@ -122,7 +123,7 @@ def test_the_record_says_what_lies_where(
     partly = saved(tmp_path / "less.json", *given, "-ngl", "2", "--no-kv-offload")
     for path in ("single", "block"):
         ran = partly["kernels"][path]
-        assert ran["kernels"] and ran["not_observable"] == {f"RPC0[{server[0]}]": ""}
+        assert ran["kernels"] and ran["not_observable"] == {f"RPC0[{server[0]}]": NO_HOOK}
     less = partly["provenance"]
     assert less["offload"]["layers"] == ["CPU", "CPU", "CPU", "RPC0"]
     assert less["parameters"]["n_gpu_layers"]["value"] == 2
@@ -131,6 +132,52 @@ def test_the_record_says_what_lies_where(
     assert sum(b["memory"] for b in buffers if not b["host"]) == 0
     (there,) = (b for b in buffers if b["device"] == "RPC0")
     assert 0 < there["model"] < 0.5 * found["model"]["size"]
+
+
+def test_a_budget_leaves_out_what_acts_here_alone(server: Server, tiny_model: TinyModel) -> None:
+    """Threads and switches of this process reach no kernel of the server's."""
+    given = ("budget", "-m", tiny_model(dtype="bf16", n_layer=2), *SHORT, "-c", "256")
+    there = ("--rpc", server[0], "--lines", "threads,repack,switches")
+    name = f"RPC0[{server[0]}]"
+    done = child(*given, *there)
+    assert (done.returncode, done.stderr) == (0, "")
+    out = f"all products and attention run on {name}, out of reach from here"
+    table, _, rest = done.stdout.partition("\n\nchanged:")
+    *_, again, lines = table.partition("\na second time")
+    lines = lines.splitlines()[1:]
+    assert again
+    assert len(lines) == 7 and all(s.endswith(f"  not measured: {out}") for s in lines)
+    verdict = rest.splitlines()[-1]
+    assert verdict == f"csb: what the gap comes from was not measured: {out}"
+
+    done = child(*given, *there, "-ngl", "1")  # the layers here, the output there
+    assert (done.returncode, done.stderr) == (0, "")
+    *_, verdict = done.stdout.splitlines()
+    assert verdict.startswith("csb: no switch removes the gap: --without llamafile leaves least, ")
+    assert verdict.endswith(f"; the kernels on {name} can't be switched")
+
+
+def test_a_switch_that_reaches_nothing_there(server: Server, tiny_model: TinyModel) -> None:
+    given = ("-m", tiny_model(dtype="bf16"), *SHORT, "-c", "256", "--rpc", server[0])
+    done = child(*given, "--without", "llamafile")
+    assert (
+        "without llamafile: had NO effect on the kernels that ran; kernels on RPC0 are out of its "
+        "reach"
+    ) in done.stdout.splitlines()
+
+
+def test_a_diff_with_the_local_run(server: Server, tiny_model: TinyModel, tmp_path: Path) -> None:
+    given = ("-m", tiny_model(dtype="bf16"), *SHORT, "-c", "256")
+    saved(tmp_path / "here.json", *given)
+    saved(tmp_path / "there.json", *given, "--rpc", server[0])
+    done = child("diff", tmp_path / "here.json", tmp_path / "there.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    name = f"RPC0[{server[0]}]"
+    for path in ("single", "block"):
+        assert f"{path}_kernels.not_observable.{name}: none -> {NO_HOOK}" in lines
+        counts = [s for s in lines if s.startswith(f"{path}_kernels.kernels.")]
+        assert counts and all(s.endswith(" -> not observable") for s in counts)
 
 
 def test_info_lists_the_servers_devices(server: Server) -> None:

@@ -46,6 +46,17 @@ def test_the_smallest_set_wins() -> None:
     )
 
 
+def test_kernels_out_of_reach_are_said_where_no_switch_removes_the_gap() -> None:
+    repeats = {"n": 10, "n_equal": 10}
+    for made, ends in (
+        ([some("tiled")], "; the kernels on X0, X1 can't be switched"),
+        ([some("tiled", gap=0.03)], "; the kernels on X0, X1 can't be switched"),
+        ([tried("tiled")], "(use --without tiled)"),
+    ):
+        found = conclusion.conclude(SUMMARY, QUIET, repeats, made, "why", ("X0", "X1"))
+        assert found["text"].endswith(ends)
+
+
 def test_two_together() -> None:
     both = ("llamafile", "split-kv")
     found = conclude(some("llamafile"), some("split-kv", gap=0.03), tried(*both))

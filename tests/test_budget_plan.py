@@ -78,6 +78,18 @@ def test_repacked_or_not() -> None:
     assert off == {"--no-repack": "the baseline is without repacked weights already"}
 
 
+def test_what_acts_on_the_cpu_needs_products_there() -> None:
+    acting = ("threads", "repack", "switches")
+    away = replace(FACTS, computed_on=("X0", "X1"), load_time=True, tensor_types=("q4_K",))
+    why = "all products and attention run on X0, X1, out of reach from here"
+    assert away.out_of_reach == ("X0", "X1")
+    assert set(names(away, *acting).values()) == {why}
+    assert set(names(away, "ubatch", "slots", "flash", "cache", "prefix").values()) == {""}
+    partly = replace(away, computed_on=("CPU", "X0"))
+    assert partly.out_of_reach == ("X0",)
+    assert set(names(partly, *acting).values()) == {""}
+
+
 def test_the_noise_is_always_there() -> None:
     for prefix, memory in (("auto", "prefilled again"), ("incremental", "baseline")):
         (line,) = budget.lines(replace(FACTS, prefix=prefix), (1,), ())

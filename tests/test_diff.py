@@ -64,6 +64,21 @@ def test_layers_elsewhere_and_devices_in_another_order_are_said(saved: dict[str,
     ]
 
 
+def test_a_kernel_that_could_not_be_seen_is_not_absent(saved: dict[str, Path]) -> None:
+    a = record(saved["off"])
+    b = copy.deepcopy(a)
+    name, n = next(iter(a["kernels"]["single"]["kernels"].items()))
+    b["kernels"]["single"] = {"n_threads": 0, "kernels": {}, "not_observable": {"X0": "why"}}
+    found = {s["name"]: (s["a"], s["b"]) for s in compare_records(a, b)["settings"]}
+    assert found[f"single_kernels.kernels.{name}"] == (n, "not observable")
+    assert found["single_kernels.n_threads"] == (1, "not observable")
+    assert found["single_kernels.not_observable.X0"] == (None, "why")
+    b["kernels"]["single"] |= {"n_threads": 1, "kernels": {"mine": 2, name: n}}
+    found = {s["name"]: (s["a"], s["b"]) for s in compare_records(a, b)["settings"]}
+    assert f"single_kernels.kernels.{name}" not in found
+    assert found["single_kernels.kernels.mine"] == (None, 2)
+
+
 def test_settings_come_first(run: Run, saved: dict[str, Path]) -> None:
     done = run("diff", saved["off"], saved["on"])
     assert done.code == 1

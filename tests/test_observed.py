@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from csb.nodes import observed
+from csb.nodes import NO_HOOK, observed
 from csb.render.compare import _kernels
 from csb.render.devices import ran_on
 
@@ -35,11 +35,13 @@ def test_all_on_the_cpu() -> None:
 def test_a_backend_without_a_hook_is_named_beside_the_cpus_kernels(name: str) -> None:
     found = observed(call("CPU", name))
     assert found is not None
-    assert found["not_observable"] == {name: ""} and found["kernels"] == {"ggml_vec_dot_f32": 2}
+    assert found["not_observable"] == {name: NO_HOOK} and found["kernels"] == {
+        "ggml_vec_dot_f32": 2
+    }
     text = _kernels({"single": found, "block": found})
     assert text == (
         "single none of its own; block none of its own; both ggml_vec_dot_f32; 2 / 2 threads; "
-        f"not observable on {name}"
+        f"not observable on {name} (csb has no hook for this backend)"
     )
 
 

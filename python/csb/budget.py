@@ -37,8 +37,14 @@ class Facts:
     hooks: bool
     repack: bool  # asked for
     load_time: bool | None  # kernels seen that weights have from load time; None: can't be seen
+    computed_on: tuple[str, ...] = ("CPU",)  # backends of products and attention
     tensor_types: tuple[str, ...] = ()
     swa_full: bool = True  # asked for
+
+    @property
+    def out_of_reach(self) -> tuple[str, ...]:
+        """Where neither a kernel switch nor what weights have from load time reaches."""
+        return tuple(name for name in self.computed_on if name != "CPU")
 
 
 @dataclass(frozen=True)
@@ -87,10 +93,18 @@ def _noise(facts: Facts) -> Iterator[Line]:
     yield Line("noise", "a second time", memory)
 
 
+def _off_cpu(facts: Facts) -> str:
+    if "CPU" in facts.computed_on:
+        return ""
+    names = ", ".join(facts.computed_on)
+    return f"all products and attention run on {names}, out of reach from here"
+
+
 def _threads(facts: Facts) -> Iterator[Line]:
     now = facts.context["n_threads"]
     for n in (2,) if now == 1 else sorted({1, now // 2}):
-        yield Line("threads", f"-t {n}", context={"n_threads": n, "n_threads_batch": n})
+        threads = {"n_threads": n, "n_threads_batch": n}
+        yield Line("threads", f"-t {n}", context=threads, why_not=_off_cpu(facts))
 
 
 def _uncut(facts: Facts) -> str:
@@ -145,11 +159,11 @@ def _quantized(facts: Facts) -> bool:
 
 
 def _repack(facts: Facts) -> Iterator[Line]:
-    why_not = ""
+    why_not = _off_cpu(facts)
     if not facts.repack:
         why_not = "the baseline is without repacked weights already"
     elif facts.load_time is False or (facts.load_time is None and not _quantized(facts)):
-        why_not = "nothing to repack"
+        why_not = why_not or "nothing to repack"
     yield Line("repack", "--no-repack", repack=False, why_not=why_not)
     if facts.hooks and not why_not:
         names = ",".join(EXACT_SWITCHES)
@@ -158,7 +172,7 @@ def _repack(facts: Facts) -> Iterator[Line]:
 
 
 def _switches(facts: Facts) -> Iterator[Line]:
-    why_not = "" if facts.hooks else "this build has no hooks"
+    why_not = _off_cpu(facts) if facts.hooks else "this build has no hooks"
     for names in (*((name,) for name in KERNEL_SWITCHES), EXACT_SWITCHES):
         name = f"--without {','.join(names)}"
         yield Line("switches", name, switches=names, why_not=why_not)

@@ -34,11 +34,13 @@ def build(
     n_windows: int,
     nodes_changed: dict[str, int],
     repeats: Record,
+    out_of_reach: Sequence[str],
     against: Record | None,
     seconds: dict[str, float],
 ) -> Record:
     """measured: the table's lines in its order, then the combinations that are not in it. repeats:
-    rows of the baseline that were decoded once more, `n`, and how many had its bits, `n_equal`."""
+    rows of the baseline that were decoded once more, `n`, and how many had its bits, `n_equal`.
+    out_of_reach: backends beside the CPU that products and attention ran on."""
     lines = [_line(m, n_windows, nodes_changed) for m in measured if _shown(m.line)]
     combinations = [_tried(m, n_windows) for m in measured if _is_tried(m)]
     summary = of_baseline(baseline)
@@ -50,10 +52,11 @@ def build(
         "n_windows": n_windows,
         "baseline_summary": summary,
         "repeats": repeats,
+        "out_of_reach": list(out_of_reach),
         "lines": [*lines, *([against] if against else [])],
         "combinations": [asdict(t) for t in combinations],
         "conclusion": conclusion.conclude(
-            summary, _noise(lines), repeats, combinations, _why_none(lines)
+            summary, _noise(lines), repeats, combinations, _why_none(lines), out_of_reach
         ),
         "seconds": seconds,
     }

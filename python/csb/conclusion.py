@@ -69,10 +69,12 @@ def conclude(
     repeats: dict[str, int],
     tried: Sequence[Tried],
     why_none: str,
+    out_of_reach: Sequence[str] = (),
 ) -> dict[str, Any]:
     """`text` is the closing line; `interaction` what the lines do together; `noise` what a second
     time that differs takes from them. baseline, noise: summaries of their cells, as
-    csb.budget_record makes them; why_none: why nothing was tried."""
+    csb.budget_record makes them; why_none: why nothing was tried; out_of_reach: backends whose
+    kernels can't be switched."""
     removing = sorted((t for t in tried if t.removes), key=_rank)
     found: Tried | None = removing[0] if removing else None
     if not baseline["n_compared"]:
@@ -85,6 +87,8 @@ def conclude(
         text = f"what the gap comes from was not measured: {why_none}"
     else:
         text = _least(baseline, tried)
+        if out_of_reach:
+            text += f"; the kernels on {', '.join(out_of_reach)} can't be switched"
     return {
         "text": text,
         "removed_by": found and {"switches": list(found.switches), "no_repack": not found.repack},

@@ -12,12 +12,14 @@ from csb.errors import ArgumentError
 
 Record = dict[str, Any]
 SCHEMA = {"name": "csb.diff", "version": 1}
+UNSEEN = "not observable"
 
 
 def compare_records(a: Record, b: Record) -> Record:
     """What differs between two records of csb compare. ArgumentError where they are no two
     measurements of the same thing: other prompt ids, another vocabulary, another W."""
     _refuse(a, b)
+    facts_a, facts_b = _facts(a), _facts(b)
     parted = parting(a["ar"], b["ar"])
     cells = _common_cells(a, b, parted)
     both = {
@@ -25,7 +27,8 @@ def compare_records(a: Record, b: Record) -> Record:
         "block_width": a["block_width"],
         "prompt_tokens": a["prompt_tokens"],
         "settings": [
-            {"name": name, "a": x, "b": y} for name, x, y in _differences(_facts(a), _facts(b))
+            {"name": name, "a": x, "b": y}
+            for name, x, y in _differences(_beside(facts_a, facts_b), _beside(facts_b, facts_a))
         ],
         "n_gen": [a["n_gen"], b["n_gen"]],
         "parted": parted,
@@ -83,6 +86,18 @@ def _facts(record: Record) -> dict[str, Any]:
     }
     facts |= {k: v for k, v in config.items() if k not in ("model", "model_name", "rendered")}
     return facts
+
+
+def _beside(facts: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """With every kernel that only the other run names, where this one could not see all of its own:
+    there it is unknown, not absent."""
+    made = dict(facts)
+    for name in ("single_kernels", "block_kernels"):
+        mine, theirs = facts.get(name), others.get(name)
+        if isinstance(mine, dict) and isinstance(theirs, dict) and mine["not_observable"]:
+            kernels = {**dict.fromkeys(theirs["kernels"], UNSEEN), **mine["kernels"]}
+            made[name] = {**mine, "n_threads": mine["n_threads"] or UNSEEN, "kernels": kernels}
+    return made
 
 
 def _placed(devices: list[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 Node = dict[str, Any]
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 SEEN = ("CPU", "CUDA", "Vulkan")  # backends whose kernels csb has hooks for
+NO_HOOK = "csb has no hook for this backend"
 OBSERVED = (*PRODUCTS, "FLASH_ATTN_EXT")  # ops whose kernel the CPU hooks always name
 
 
@@ -61,7 +62,7 @@ def observed(calls: list[dict[str, Any]]) -> dict[str, Any] | None:
     """What ran in recorded calls of one shape; None where nothing was recorded.
 
     {"n_threads": as a kernel saw them, "kernels": {name: nodes it ran for}, "not_observable":
-    {backend that ran nodes unseen: why, or ""}}, and on CUDA devices "device_kernels": {name:
+    {backend that ran nodes unseen: why}}, and on CUDA devices "device_kernels": {name:
     launches}.
     """
     if not calls:
@@ -86,10 +87,10 @@ def observed(calls: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def unseen_in(ubatch: dict[str, Any]) -> dict[str, str]:
-    """{backend that ran nodes of it: why its kernels could not be seen, or ""}."""
+    """{backend that ran nodes of it: why its kernels could not be seen}."""
     why = ubatch.get("device_not_observable")
     return {
-        name: why or ""
+        name: why or NO_HOOK
         for name in ubatch["backends"]
         if not name.startswith(SEEN) or (why and not name.startswith("CPU"))
     }

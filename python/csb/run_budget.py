@@ -21,10 +21,11 @@ from csb.measure.session import Session, open_session
 from csb.measure.setups import Adopted, Crowd, Crowded, Prefilled, Setup, Written
 from csb.measure.setups import cells as crowd_cells
 from csb.measure.switches import SwitchGroup
-from csb.measure.trace import has_load_time_kernels, nodes_changed
+from csb.measure.trace import nodes_changed, products_of
 from csb.native import worker
 from csb.native.context import Context, Rows
 from csb.native.library import has_hooks
+from csb.nodes import load_time
 from csb.plan import ContextPlan, Window
 from csb.prompt.resolve import resolve
 from csb.render.output import note, save
@@ -84,6 +85,7 @@ def run_budget(
             budget.n_windows,
             changed,
             vars(budget.repeats),
+            facts.out_of_reach,
             against and other_build.line(against[1], baseline, against[0]),
             {"total": time.perf_counter() - begin},
         )
@@ -108,7 +110,10 @@ def _most(plan: BudgetPlan) -> int:
 
 def _facts(session: Session, memory: Memory, plan: BudgetPlan, tokens: list[int]) -> Facts:
     known = session.context.parameters
-    seen = has_load_time_kernels(memory, tokens) if has_hooks() else None
+    rows = min(plan.compare.width, plan.compare.n_gen)
+    products = products_of(memory, tokens, rows) if has_hooks() else []
+    placed = session.context.offload
+    where = [p["backend"] for p in products] or [*placed["layers"], placed["output"]]
     return Facts(
         context={name: p["value"] for name, p in known.items()},
         width=plan.compare.width,
@@ -116,7 +121,8 @@ def _facts(session: Session, memory: Memory, plan: BudgetPlan, tokens: list[int]
         cuts_back=memory.cuts_back,
         hooks=has_hooks(),
         repack=plan.compare.model.repack,
-        load_time=seen,
+        load_time=any(load_time(p["kernels"]) for p in products) if products else None,
+        computed_on=tuple(dict.fromkeys(where)),
         tensor_types=tuple(session.model.info["tensor_types"]),
         swa_full=session.asked.swa_full,
     )

@@ -12,7 +12,7 @@ import numpy as np
 from csb import kernels
 from csb.measure.memory import Memory, same_bits
 from csb.native.context import Rows
-from csb.nodes import device_kernels_of, load_time, nodes_of, observed
+from csb.nodes import OBSERVED, Node, device_kernels_of, nodes_of
 
 
 @dataclass
@@ -99,11 +99,7 @@ def nodes_changed(
     return changed
 
 
-def has_load_time_kernels(memory: Memory, prompt: Sequence[int]) -> bool | None:
-    """Whether a weight has kernels from load time (repacked); None where none can be observed."""
-    memory.prefill(prompt[:-1])
-    row = np.empty((1, memory.context.n_vocab), np.float32)
-    with memory.context.trace(graph=False) as trace:
-        memory.single(prompt[-1:], len(prompt) - 1, row)
-    seen = observed(trace.calls)
-    return bool(load_time(seen["kernels"])) if seen and seen["kernels"] else None
+def products_of(memory: Memory, prompt: Sequence[int], width: int) -> list[Node]:
+    """Products and attention of a call of one row and one of `width`."""
+    calls = trace_rows(memory, prompt, sorted({1, width}))
+    return [node for call in calls for node in call.nodes if node["op"] in OBSERVED]

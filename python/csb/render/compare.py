@@ -7,7 +7,7 @@ from typing import Any
 
 from csb.nodes import load_time
 from csb.price import medians, said
-from csb.render.devices import holdings, ran_on
+from csb.render.devices import effect, holdings, ran_on
 from csb.render.text import harmless
 from csb.statistics import CLASSES
 
@@ -133,8 +133,7 @@ def _more(record: Record) -> Iterator[str]:
     if reference := record.get("reference"):
         yield _reference(reference)
     for name, n in record["provenance"].get("switch_effects", {}).items():
-        said = f"changes the kernels of {n} nodes" if n else "had NO effect on the kernels that ran"
-        yield f"without {name}: {said}"
+        yield f"without {name}: {effect(n, record['provenance'])}"
     yield f"prefix: {_prefix(p)}"
     yield f"controls: {_controls(record['controls'])}"
     if kernels := record["kernels"]:
@@ -225,10 +224,7 @@ def _kernels(paths: Record) -> str:
             f"{len(a & b)} (csb trace lists them)"
         )
     unseen = {**single["not_observable"], **block["not_observable"]}
-    said += [
-        f"not observable on {harmless(n)}{f' ({harmless(w)})' if w else ''}"
-        for n, w in unseen.items()
-    ]
+    said += [f"not observable on {harmless(n)} ({harmless(why)})" for n, why in unseen.items()]
     return "; ".join(said) or "none was seen"
 
 

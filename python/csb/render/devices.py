@@ -44,3 +44,13 @@ def holdings(provenance: Record) -> Iterator[str]:
             f"{layers.count(name)} of {len(layers)} layers; MiB of weights {sizes['model']:.1f}, "
             f"memory {sizes['memory']:.1f}, compute {sizes['compute']:.1f}"
         )
+
+
+def effect(n_changed: int, provenance: Record) -> str:
+    """What a kernel switch did that changed the kernels of so many nodes."""
+    placed = provenance["offload"]
+    there = dict.fromkeys(d for d in (*placed["layers"], placed["output"]) if d != "CPU")
+    out = f"; kernels on {', '.join(there)} are out of its reach" if there else ""
+    if n_changed:
+        return f"changes the kernels of {n_changed} nodes{out}"
+    return f"had NO effect on the kernels that ran{out}"

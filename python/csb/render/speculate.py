@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from csb.render.devices import ran_on
+from csb.render.devices import effect, ran_on
 from csb.render.table import columns
 from csb.render.text import harmless
 
@@ -46,8 +46,7 @@ def _config(record: Record) -> Iterator[str]:
             "given, the single path must not have"
         )
     for name, n in record.get("switch_effects", {}).items():
-        said = f"changes the kernels of {n} nodes" if n else "had NO effect on the kernels that ran"
-        yield f"exact kernels, without {name}: {said}"
+        yield f"exact kernels, without {name}: {effect(n, p)}"
 
 
 def _draft(name: str, draft: Record) -> str:
