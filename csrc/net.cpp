@@ -53,6 +53,14 @@ int first_line(const char * text) { // its length
     return static_cast<int>(std::strcspn(text, "\n"));
 }
 
+const char * without_folders(const char * reason) { // of "/folder/file.cpp:1: text"
+    const char * end = std::strstr(reason, ": ");
+    while (end && end > reason && end[-1] != '/') {
+        end--;
+    }
+    return end ? end : reason;
+}
+
 // In one write, so that no line gets between. cause: what llama.cpp logged before, or "".
 void say(const char * what, const char * reason, const char * cause, const char * where) {
     char line[4096];
@@ -60,7 +68,9 @@ void say(const char * what, const char * reason, const char * cause, const char 
                            reason, *cause ? " (" : "", first_line(cause), cause, *cause ? ")" : "");
     if (where && n < static_cast<int>(sizeof(line))) {
         n += std::snprintf(line + n, sizeof(line) - 1 - static_cast<size_t>(n),
-                           "; what was measured so far is in %s", where);
+                           body.empty() ? "; nothing was measured yet, the settings are in %s"
+                                        : "; what was measured so far is in %s",
+                           where);
     }
     n = n < static_cast<int>(sizeof(line)) - 2 ? n : static_cast<int>(sizeof(line)) - 2;
     for (int i = 0; i < n; i++) {
@@ -89,7 +99,11 @@ void say(const char * what, const char * reason, const char * cause, const char 
 void on_abort(const char * reason) {
     char cause[1024];
     csb::peek_log_error(cause, sizeof(cause));
-    leave(2, "llama.cpp aborted: ", reason, cause);
+    char what[1024], servers[960];
+    csb::lost_rpc_servers(servers, sizeof(servers));
+    std::snprintf(what, sizeof(what), "%s%s%sllama.cpp aborted: ", *servers ? "RPC server " : "",
+                  servers, *servers ? " is gone: " : "");
+    leave(2, what, without_folders(reason), cause);
 }
 
 void on_terminate() {

@@ -11,12 +11,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
-#include <map>
 #include <mutex>
 
 #include "guard.hpp"
+#include "net.hpp"
 #include "options.hpp"
 
 namespace {
@@ -43,8 +46,10 @@ address read_address(const std::string & text) {
     const bool        digits =
         !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == port.npos;
     const int number = digits ? std::stoi(port) : 0;
-    if (colon == 0 || colon == text.npos || number < 1 || number > 65535) {
-        csb::bad_argument("server = " + text + ": must be host:port");
+    if (colon == 0 || colon == text.npos || number < 1 || number > 65535 || text.size() > 255) {
+        csb::bad_argument("RPC server '" + text +
+                          "': must be host:port, a name or an IPv4 address (llama.cpp's RPC has no "
+                          "IPv6) and a port from 1 to 65535");
     }
     address  server;
     addrinfo hints  = {};
@@ -116,6 +121,13 @@ class connection {
         }
     }
 
+    // A server that is busy takes up a connection which was given up long ago, and dies of SIGPIPE
+    // as it answers, unless it was reset.
+    void reset_on_close(bool on) {
+        const linger now = {on ? 1 : 0, 0};
+        ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+    }
+
     static constexpr const char * NOT_ONE = "what answers there is no RPC server of llama.cpp";
 
   private:
@@ -143,9 +155,31 @@ class connection {
     const int                fd;
 };
 
+// A connection that llama.cpp holds to the process's end.
+struct held {
+    char        text[256];
+    sockaddr_in at;
+    int         fd; // -1: not found
+};
+
+constexpr int        MOST = 64;
+held                 servers[MOST]; // never moved: read without a lock when llama.cpp aborts
+std::atomic<int32_t> n_servers{0};
+
+bool same(const sockaddr_in & a, const sockaddr_in & b) {
+    return a.sin_port == b.sin_port && a.sin_addr.s_addr == b.sin_addr.s_addr;
+}
+
+bool gone(int fd) {
+    char          one;
+    const ssize_t n = ::recv(fd, &one, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && (errno == ECONNRESET || errno == EPIPE || errno == ETIMEDOUT));
+}
+
 // That a server of this protocol answers.
 void greet(const address & server, int timeout_ms) {
     connection     peer(server, timeout_ms);
+    peer.reset_on_close(true);
     const uint8_t  command          = HELLO;
     const uint64_t size             = HELLO_SIZE;
     const uint8_t  able[HELLO_SIZE] = {};
@@ -166,20 +200,22 @@ void greet(const address & server, int timeout_ms) {
                            std::to_string(RPC_PROTO_MINOR_VERSION) +
                            ": take a server of the same llama.cpp");
     }
+    peer.reset_on_close(false);
 }
 
 // ggml waits without a limit, so the kernel has to notice that a machine or a cable is gone. A
-// server that only computes for long is left alone.
-void notice_loss(const address & server) {
+// server that only computes for long is left alone. Returns the connection, or -1.
+int notice_loss(const address & server) {
+    int        found = -1;
     const long most = std::min(::sysconf(_SC_OPEN_MAX), 65536l);
     for (int fd = 3; fd < most; fd++) {
         sockaddr_in peer = {};
         socklen_t   size = sizeof(peer);
         if (::getpeername(fd, reinterpret_cast<sockaddr *>(&peer), &size) != 0 ||
-            peer.sin_family != AF_INET || peer.sin_port != server.at.sin_port ||
-            peer.sin_addr.s_addr != server.at.sin_addr.s_addr) {
+            peer.sin_family != AF_INET || !same(peer, server.at)) {
             continue;
         }
+        found    = fd;
         auto set = [&](int level, int option, int value) {
             ::setsockopt(fd, level, option, &value, sizeof(value));
         };
@@ -191,9 +227,22 @@ void notice_loss(const address & server) {
         set(IPPROTO_TCP, TCP_USER_TIMEOUT, 30000);
 #endif
     }
+    return found;
 }
 
 } // namespace
+
+void csb::lost_rpc_servers(char * out, size_t size) {
+    size_t used = 0;
+    *out        = 0;
+    for (int i = 0; i < n_servers; i++) {
+        if (gone(servers[i].fd)) {
+            const int n = std::snprintf(out + used, size - used, "%s%s", used ? ", " : "",
+                                        servers[i].text);
+            used        = std::min(used + static_cast<size_t>(n), size - 1);
+        }
+    }
+}
 
 int32_t csb_library_add_rpc(const char * server, int32_t timeout_ms) {
     return csb::guarded([&] {
@@ -204,14 +253,18 @@ int32_t csb_library_add_rpc(const char * server, int32_t timeout_ms) {
             throw error(CSB_ERROR_UNSUPPORTED,
                         "this build has no RPC: build csb with -C cmake.define.GGML_RPC=ON");
         }
-        // A backend holds its server's connection; these are held to the process's end.
-        static std::mutex                            mutex;
-        static std::map<std::string, ggml_backend_t> added;
-        std::lock_guard<std::mutex>                  lock(mutex);
-        if (added.count(text)) {
-            return CSB_OK;
+        static std::mutex           mutex;
+        std::lock_guard<std::mutex> lock(mutex);
+        const address               where = read_address(text);
+        for (int i = 0; i < n_servers; i++) {
+            if (text == servers[i].text) {
+                return CSB_OK;
+            }
+            if (same(where.at, servers[i].at)) {
+                refuse(where, std::string("is ") + servers[i].text + " by another name");
+            }
         }
-        const address where = read_address(text);
+        csb::check(n_servers < MOST, "servers", n_servers + 1, "are more than csb takes");
         greet(where, timeout_ms);
         const auto add = reinterpret_cast<decltype(&ggml_backend_rpc_add_server)>(
             ggml_backend_reg_get_proc_address(rpc, "ggml_backend_rpc_add_server"));
@@ -219,9 +272,16 @@ int32_t csb_library_add_rpc(const char * server, int32_t timeout_ms) {
         if (!devices) {
             refuse(where, "it has no devices");
         }
-        added[text] = ggml_backend_dev_init(ggml_backend_reg_dev_get(devices, 0), nullptr);
+        // a backend holds the connection; it is never freed
+        if (!ggml_backend_dev_init(ggml_backend_reg_dev_get(devices, 0), nullptr)) {
+            refuse(where, "its device can't be opened");
+        }
         ggml_backend_register(devices);
-        notice_loss(where);
+        held & made = servers[n_servers];
+        std::snprintf(made.text, sizeof(made.text), "%s", text.c_str());
+        made.at = where.at;
+        made.fd = notice_loss(where);
+        n_servers++;
         return CSB_OK;
     });
 }

@@ -244,11 +244,14 @@ def refused(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "address", ["localhost", ":50052", "a:b", "127.0.0.1:0", "127.0.0.1:65536"]
+    "address", ["", "localhost", ":50052", "a:b", "127.0.0.1:0", "127.0.0.1:65536", "[::1]:50052"]
 )
 def test_no_address(tiny_model: TinyModel, address: str) -> None:
     line = refused("-m", tiny_model(n_layer=1), "--rpc", address)
-    assert line == f"csb: server = {address}: must be host:port\n"
+    assert line == (
+        f"csb: RPC server '{address}': must be host:port, a name or an IPv4 address (llama.cpp's "
+        "RPC has no IPv6) and a port from 1 to 65535\n"
+    )
 
 
 def test_no_server(tiny_model: TinyModel) -> None:
@@ -274,6 +277,35 @@ def test_a_server_that_serves_another(server: Server, tiny_model: TinyModel) -> 
         line = refused("-m", tiny_model(n_layer=1), "--rpc", server[0])
         assert 5 <= time.monotonic() - begin < 30
     assert "does not answer; a server serves one client at a time" in line
+    time.sleep(0.2)  # it takes up what csb gave up, and must live
+    assert server[1].poll() is None
+    done = child("info", "--rpc", server[0])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_server_by_two_names(server: Server, tiny_model: TinyModel) -> None:
+    port = server[0].split(":")[1]
+    model = tiny_model(n_layer=1)
+    line = refused("-m", model, "--rpc", f"{server[0]},127.1:{port}")
+    assert line == f"csb: RPC server 127.1:{port}: is {server[0]} by another name\n"
+    assert child("info", "--rpc", f"{server[0]},{server[0]}").returncode == 0
+    assert server[1].poll() is None
+
+
+def test_which_of_two_servers_is_gone(server: Server, tiny_model: TinyModel) -> None:
+    """Whatever llama.cpp aborts for, csb looks at its connections."""
+    script = (
+        "import csb, os, signal, sys, time; from csb.native.library import library\n"
+        "csb.add_rpc(sys.argv[1]); os.kill(int(sys.argv[2]), signal.SIGKILL); time.sleep(0.5)\n"
+        "library().csb_net_test(b'', b'why')"
+    )
+    with serving() as (other, process):
+        given = [f"{server[0]},{other}", str(process.pid)]
+        done = subprocess.run(
+            ["python", "-c", script, *given], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"csb: RPC server {other} is gone: llama.cpp aborted: ")
 
 
 @contextlib.contextmanager
@@ -358,7 +390,7 @@ def test_a_server_killed_in_a_run(server: Server, measuring: Start) -> None:
     server[1].kill()
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("csb: llama.cpp aborted: ")
+    assert err.startswith(f"csb: RPC server {server[0]} is gone: llama.cpp aborted: ggml-rpc.cpp:")
     assert "Remote RPC server crashed" in err
     assert err.endswith(f"; what was measured so far is in {path}\n")
     check_unfinished(path)

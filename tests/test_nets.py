@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -64,6 +65,7 @@ def aborted(script, *arguments, cwd=None):
     assert len(lines) == 1
     assert lines[0].startswith("csb: llama.cpp aborted: ")
     assert "lost the device" in lines[0]
+    assert "/" not in lines[0].partition("; ")[0]  # llama.cpp's file without its folders
     return done.stdout, lines[0]
 
 
@@ -92,7 +94,8 @@ def test_an_abort_writes_the_armed_record_to_stdout(tmp_path):
 
 
 def test_a_record_without_cells(tmp_path):
-    aborted("net.append('1'); net.arm(sys.argv[1], '[', ']')", tmp_path / "r")
+    _, line = aborted("net.append('1'); net.arm(sys.argv[1], '[', ']')", tmp_path / "r")
+    assert line.endswith(f"; nothing was measured yet, the settings are in {tmp_path / 'r'}")
     assert (tmp_path / "r").read_text() == "[]"
 
 
@@ -197,6 +200,20 @@ def test_an_interrupt_does_not_wait_for_ever(tmp_path):
     assert done.returncode == 130
     assert done.stderr == f"csb: interrupted; what was measured so far is in {tmp_path / 'r'}\n"
     assert json.loads((tmp_path / "r").read_text()) == RECORD
+
+
+def test_a_second_interrupt_shortens_the_wait(tmp_path):
+    script = """
+    from csb.native import worker
+    worker.LITTLE = 0.3
+    worker.stuck = lambda: net.leave(130, "interrupted")
+    soon(0.2, interrupt), soon(0.4, interrupt)
+    worker.run(lambda: time.sleep(30), lambda: None)
+    """
+    begin = time.monotonic()
+    done = child(ARM + textwrap.dedent(script), tmp_path / "r", timeout=30)
+    assert (done.returncode, json.loads((tmp_path / "r").read_text())) == (130, RECORD)
+    assert time.monotonic() - begin < 9  # GRACE is 10
 
 
 # -- Ctrl-C and cancel ------------------------------------------------------------------------

@@ -7,7 +7,6 @@ for the whole process, because OpenMP keeps a pool of threads for each thread th
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 GRACE = 10.0  # seconds that a device has to come back after an interrupt
+LITTLE = 1.0  # and after a second one
 
 # Called when cancelled work has not ended within GRACE: the command line leaves the process then.
 # Without it the wait goes on.
@@ -50,13 +50,14 @@ class _Job(Generic[T]):
             return
         latest = time.monotonic() + GRACE
         while not self.ended:
-            # a second Ctrl-C while we wait changes nothing
-            with contextlib.suppress(BaseException):
+            try:
                 while not self.ended:
                     if stuck is not None and time.monotonic() > latest:
                         stuck()
                     cancel()  # again and again: the work may be just about to start
                     self.done.acquire(timeout=0.01)
+            except BaseException:  # a second Ctrl-C: whoever waits has little patience left
+                latest = min(latest, time.monotonic() + LITTLE)
 
 
 _jobs: queue.SimpleQueue[_Job[object]] = queue.SimpleQueue()
