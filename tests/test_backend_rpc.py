@@ -292,6 +292,40 @@ def test_a_server_by_two_names(server: Server, tiny_model: TinyModel) -> None:
     assert server[1].poll() is None
 
 
+def test_a_server_killed_while_widths_are_mapped(
+    server: Server, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    """Places that were there before are saved, as compare's cells are."""
+    script = """
+import os, signal, sys
+from csb.cli import main
+from csb.native import net
+append, places = net.append, []
+def after_three(part):
+    append(part)
+    places.append(part)
+    if len(places) == 3:
+        os.kill(int(sys.argv[1]), signal.SIGKILL)
+net.append = after_three
+main(sys.argv[2:])
+"""
+    path = tmp_path / "r.json"
+    given = ("-m", tiny_model(), "--tokens", "1,2,3", "-t", "1", "--rpc", server[0])
+    given = ("widths", *given, "--widths", "1..4", "--places", "9", "--json", path)
+    done = subprocess.run(
+        ["python", "-c", script, str(server[1].pid), *map(str, given)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.endswith(f"; what was measured so far is in {path}\n")
+    found = json.loads(path.read_text("utf-8"))
+    assert (found["complete"], found["outcome"]) == (False, "aborted")
+    assert [len(p["rows"]) for p in found["places"]] == [4, 4, 4]
+    assert found["prompts"][0]["tokens"] == [1, 2, 3]
+
+
 def test_which_of_two_servers_is_gone(server: Server, tiny_model: TinyModel) -> None:
     """Whatever llama.cpp aborts for, csb looks at its connections."""
     script = (

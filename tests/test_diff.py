@@ -147,6 +147,17 @@ def test_refuses_other_measurements(
     assert said in done.err
 
 
+def test_refuses_a_run_that_was_aborted(run: Run, saved: dict[str, Path], tmp_path: Path) -> None:
+    made = record(saved["off"])
+    kept = ("schema", "prompt", "prompt_tokens", "block_width", "config", "provenance", "cells")
+    path = tmp_path / "aborted.json"
+    path.write_text(json.dumps({k: made[k] for k in kept} | {"outcome": "aborted"}))
+    done = run("diff", saved["off"], path)
+    assert (done.code, done.out) == (2, "")
+    said = "llama.cpp aborted this run, so there is no AR run in it to compare"
+    assert done.err == f"csb: {path}: {said}\n"
+
+
 def test_refuses_another_vocabulary_and_other_files(
     run: Run, saved: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from csb.errors import ArgumentError
+from csb import record
+from csb.errors import ArgumentError, FileError
 
 Record = dict[str, Any]
 SCHEMA = {"name": "csb.diff", "version": 1}
 UNSEEN = "not observable"
+
+
+def load(path: Path) -> Record:
+    """A record of csb compare that has an AR run. FileError otherwise."""
+    found = record.load(path)
+    if "ar" not in found:
+        raise FileError(
+            f"{path}: llama.cpp aborted this run, so there is no AR run in it to compare"
+        )
+    return found
 
 
 def compare_records(a: Record, b: Record) -> Record:
@@ -46,8 +58,8 @@ def compare_records(a: Record, b: Record) -> Record:
 
 
 def _refuse(a: Record, b: Record) -> None:
-    def vocabulary(record: Record) -> Any:
-        return record["provenance"]["model"]["n_vocab"]
+    def vocabulary(of: Record) -> Any:
+        return of["provenance"]["model"]["n_vocab"]
 
     for what, x, y in (
         ("prompt ids", a["prompt_tokens"], b["prompt_tokens"]),
@@ -62,9 +74,9 @@ def _refuse(a: Record, b: Record) -> None:
 # ---- settings -----------------------------------------------------------------------------------
 
 
-def _facts(record: Record) -> dict[str, Any]:
+def _facts(of: Record) -> dict[str, Any]:
     """{name: value} of everything that says under what a record was measured."""
-    p, config = record["provenance"], record["config"]
+    p, config = of["provenance"], of["config"]
     build = {k: v for k, v in p["build"].items() if k not in ("csb", "options", "hooks")}
     known = ("name", "description", "type", "driver", "api")
     devices = [{k: d[k] for k in known if k in d} for d in p["system"]["devices"]]
@@ -82,7 +94,7 @@ def _facts(record: Record) -> dict[str, Any]:
         "model": [f["sha256"][:12] for f in p["model"]["files"]],
         "model_type": p["model"]["type"],
         **{name: found["value"] for name, found in p["parameters"].items()},
-        **{f"{path}_kernels": ran for path, ran in record.get("kernels", {}).items()},
+        **{f"{path}_kernels": ran for path, ran in of.get("kernels", {}).items()},
     }
     facts |= {k: v for k, v in config.items() if k not in ("model", "model_name", "rendered")}
     return facts

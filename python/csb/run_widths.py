@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from csb import kernels
+from csb import kernels, unfinished
 from csb.errors import ArgumentError
 from csb.measure.op_widths import measure_op
 from csb.measure.session import check_devices, open_session
@@ -32,9 +32,12 @@ def load_widths(path: Path) -> Record:
     return load(path, SCHEMA)
 
 
-def run_widths(plan: WidthsPlan, like: Record | None = None) -> Record:
+def run_widths(
+    plan: WidthsPlan, like: Record | None = None, json_path: str | None = None
+) -> Record:
     """Opens, measures and builds the record. like: a map whose texts are taken where its prompts
-    are the same tokens, so that both are of the same inputs.
+    are the same tokens, so that both are of the same inputs. json_path: where the places go that
+    were measured before llama.cpp aborted.
 
     An interrupt ends in a record with `complete` false; an error raises.
     """
@@ -50,11 +53,22 @@ def run_widths(plan: WidthsPlan, like: Record | None = None) -> Record:
         observe = bool(build_info()["hooks"]["kernels"])
         provenance = session.provenance()
         provenance.pop("hash_seconds")
+        asked = [{"text": p.text, "tokens": p.tokens, **p.to_json()} for p in prompts]
+        given = {
+            "prompts": asked,
+            "config": {
+                **settings(plan.model, provenance),
+                "places": plan.places,
+                "without": list(plan.without),
+            },
+            "provenance": provenance,
+        }
         done: list[Measured] = []
-        with Steps() as steps:
+        head = {"schema": SCHEMA, "mode": "model", "widths": sorted(set(plan.widths)), **given}
+        with unfinished.kept(json_path, unfinished.of(head, "places")) as keep, Steps() as steps:
             try:
                 worker.run(
-                    lambda: done.append(measure(memory, plan, tokens, observe, texts, steps)),
+                    lambda: done.append(measure(memory, plan, tokens, observe, texts, steps, keep)),
                     session.context.cancel,
                 )
             except KeyboardInterrupt as interrupt:
@@ -66,18 +80,13 @@ def run_widths(plan: WidthsPlan, like: Record | None = None) -> Record:
         return _plain(
             {
                 **_head("model", plan.widths, made),
+                **given,
                 "prompts": [
-                    {"text": p.text, "tokens": p.tokens, **p.to_json(), "ar": text[len(p.tokens) :]}
-                    for p, text in zip(prompts, made.texts, strict=False)
+                    {**p, "ar": text[len(p["tokens"]) :]}
+                    for p, text in zip(asked, made.texts, strict=False)
                 ],
-                "config": {
-                    **settings(plan.model, provenance),
-                    "places": plan.places,
-                    "without": list(plan.without),
-                },
                 "seconds": {"load": session.load_seconds, **made.seconds},
                 **_body(made, observe, session.context.value("n_ubatch")),
-                "provenance": provenance,
             }
         )
 

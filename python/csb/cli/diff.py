@@ -22,8 +22,7 @@ def command(a: Path, b: Path, json_path: str | None) -> int:
     Other settings, builds, devices, models of one vocabulary are what it is for; the exit code is 1
     where a measured value or the text differs.
     """
-    from csb.diff import compare_records
-    from csb.record import load
+    from csb.diff import compare_records, load
     from csb.render.diff import render
 
     options.keep_apart(A=str(a), json=json_path)

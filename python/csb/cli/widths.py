@@ -75,7 +75,7 @@ def command(
     options.keep_apart(json=json_path, plot=plot, against=against, record=saved, **files)
     _check(ctx, saved, given)
     other = load_widths(Path(against)) if against else None
-    record = load_widths(Path(saved)) if saved else _measure(ctx, given, other, against)
+    record = load_widths(Path(saved)) if saved else _measure(ctx, given, other, against, json_path)
     if other is not None:
         record["against"] = _against(other, record)
     if json_path is not None:
@@ -121,7 +121,11 @@ def _check(ctx: click.Context, saved: str | None, given: dict[str, Any]) -> None
 
 
 def _measure(
-    ctx: click.Context, given: dict[str, Any], other: dict[str, Any] | None, against: str | None
+    ctx: click.Context,
+    given: dict[str, Any],
+    other: dict[str, Any] | None,
+    against: str | None,
+    json_path: str | None,
 ) -> dict[str, Any]:
     from csb.run_widths import run_op_widths, run_widths
 
@@ -154,7 +158,7 @@ def _measure(
         places=given["places"],
         without=given["without"],
     )
-    return run_widths(plan, other)
+    return run_widths(plan, other, json_path)
 
 
 def _lines(name: str) -> list[str]:

@@ -22,6 +22,7 @@ from csb.plan import WidthsPlan, starts
 from csb.widths import Group, differing
 
 Progress = Callable[[str, int, int], None]
+Keep = Callable[[list[Any]], None]
 
 
 def digests(rows: Rows) -> list[str]:
@@ -98,16 +99,17 @@ def measure(
     observe: bool,
     texts: Sequence[list[int]] | None = None,
     progress: Progress = lambda step, done, total: None,
+    keep: Keep = lambda places: None,
 ) -> Measured:
     """Every width at every place of every prompt. observe: trace kernels. texts: each prompt with
-    the tokens that follow it, instead of generating them.
+    the tokens that follow it, instead of generating them. keep: gets each place when it is there.
 
     An interrupt or an error of the measurement does not raise: it ends in `stopped`.
     """
     made = Measured()
     begin, decoded = time.perf_counter(), memory.context.decode_seconds
     try:
-        run = _Run(memory, plan, observe, made, progress, len(prompts) * plan.places)
+        run = _Run(memory, plan, observe, made, progress, keep, len(prompts) * plan.places)
         for i, prompt in enumerate(prompts):
             run.prompt(i, prompt, None if texts is None else texts[i])
     except (KeyboardInterrupt, CsbError) as error:
@@ -126,6 +128,7 @@ class _Run:
     observe: bool
     made: Measured
     progress: Progress
+    keep: Keep
     total: int
 
     def __post_init__(self) -> None:
@@ -153,6 +156,7 @@ class _Run:
                 same = place.rows[1][: len(ar)] == ar[: len(place.rows[1])]
                 self.made.controls.note("ar_equal", same)
             self.made.places.append(place)
+            self.keep([place.to_json()])
             self.progress("places", next(self.done), self.total)
 
     def _generate(self, prompt: list[int]) -> tuple[list[int], list[str]]:
