@@ -201,6 +201,26 @@ def test_locate(run: Run, tiny_model: TinyModel) -> None:
     assert all(n["backend"] == DEVICE and n["single_kernels"] for n in created)
 
 
+def test_locate_says_that_fusion_is_lost(tiny_model: TinyModel) -> None:
+    """Watched nodes are computed one by one, which changes bits where they would be fused."""
+    given = ("locate", "-m", tiny_model(dtype="bf16", n_layer=2), *GIVEN, "-ngl", "1")
+    done = child(*given)
+    if done.returncode == 3:
+        _, hint, verdict = done.stdout.splitlines()
+        assert hint.startswith(f"{DEVICE} computes several nodes as one, but not while they are ")
+        assert "GGML_VK_DISABLE_FUSION=1" in hint
+        assert verdict == "csb: watching CHANGED the logits: this run is not valid"
+    script = "import sys; from csb.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, given)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "GGML_VK_DISABLE_FUSION": "1"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("csb: the difference starts at Qcur-0 ")
+
+
 def test_widths(run: Run, tiny_model: TinyModel, tmp_path: Path) -> None:
     path = tmp_path / "w.json"
     given = ("-m", tiny_model(dtype="bf16", n_layer=1), *GIVEN, "--widths", "1,8,9")

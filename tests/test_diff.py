@@ -154,7 +154,7 @@ def test_refuses_a_run_that_was_aborted(run: Run, saved: dict[str, Path], tmp_pa
     path.write_text(json.dumps({k: made[k] for k in kept} | {"outcome": "aborted"}))
     done = run("diff", saved["off"], path)
     assert (done.code, done.out) == (2, "")
-    said = "llama.cpp aborted this run, so there is no AR run in it to compare"
+    said = "llama.cpp aborted this run, so it holds no AR run to compare"
     assert done.err == f"csb: {path}: {said}\n"
 
 

@@ -9,6 +9,12 @@ from csb.render.table import columns
 from csb.render.text import harmless
 
 Record = dict[str, Any]
+FUSION = {
+    "CUDA": "GGML_CUDA_DISABLE_FUSION",
+    "ROCm": "GGML_CUDA_DISABLE_FUSION",
+    "Vulkan": "GGML_VK_DISABLE_FUSION",
+    "MTL": "GGML_METAL_FUSION_DISABLE",
+}
 
 
 def render(record: Record, nodes: bool = False) -> str:
@@ -23,6 +29,11 @@ def _lines(record: Record, nodes: bool) -> Iterator[str]:
         f"{sum(rows)} of them with the same bits; {len(record['nodes'])} nodes compared, "
         f"{record['not_compared']} not{off}"
     )
+    if record["perturbed"]:  # what nodes gave is in the record, and worth nothing
+        yield from _fusion(record["provenance"])
+        yield from _export(record["export"])
+        yield f"csb: {record['conclusion']}"
+        return
     for change in record["expert_changes"]:
         ids = f"{change['n_diff']} of {change['n']} chosen ids differ"
         yield f"experts: {harmless(change['node'])}: {ids}"
@@ -34,19 +45,33 @@ def _lines(record: Record, nodes: bool) -> Iterator[str]:
         parts = ", ".join(f"{name} {100 * s:.1f} %" for name, s in record["shares"].items())
         yield f"created by themselves (share of the squares): {parts}"
         yield f"growth by layer: {_growth(record['growth'])}"
-    if record["export"]:
-        yield _export(record["export"])
+    yield from _export(record["export"])
     yield f"csb: {record['conclusion']}"
 
 
-def _export(done: Record) -> str:
+def _fusion(provenance: Record) -> Iterator[str]:
+    """What most likely changed the bits, where it is still on."""
+    for name in provenance["offload"]["backends"]:
+        for kind, variable in FUSION.items():
+            if name.startswith(kind) and variable not in provenance["switches"]:
+                yield (
+                    f"{name} computes several nodes as one, but not while they are watched: with "
+                    f"{variable}=1 in the environment it never does (the gap may be another one)"
+                )
+
+
+def _export(done: Record | None) -> Iterator[str]:
+    if done is None:
+        return
     if done["folder"] is None:
-        return f"not exported: {harmless(done['why'])}"
+        yield f"not exported: {harmless(done['why'])}"
+        return
     where = f"exported to {harmless(done['folder'])}: "
     if not done["reproduced"]:
-        return f"{where}run alone it does NOT give the recorded bits: {harmless(done['why'])}"
+        yield f"{where}run alone it does NOT give the recorded bits: {harmless(done['why'])}"
+        return
     n = f"{done['n_diff']} of {done['n_values']}"
-    return f"{where}run alone, {n} values of row {done['row']} differ, with the recorded bits"
+    yield f"{where}run alone, {n} values of row {done['row']} differ, with the recorded bits"
 
 
 GROUP_HEADS = ["created by", "what", "type", "nodes", "relative", "single path", "block"]
