@@ -59,6 +59,9 @@ std::vector<float> read_split(const std::string & text) {
     if (parts.size() > llama_max_devices()) {
         csb::bad_argument("tensor_split = " + text + ": has more parts than devices can be");
     }
+    if (std::all_of(parts.begin(), parts.end(), [](float part) { return part == 0; })) {
+        csb::bad_argument("tensor_split = " + text + ": gives no device a part");
+    }
     parts.resize(llama_max_devices());
     return parts;
 }

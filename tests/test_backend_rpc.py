@@ -201,6 +201,13 @@ def test_two_servers_share_the_model(tiny_model: TinyModel, tmp_path: Path) -> N
         assert found["devices"]["value"] == ["RPC1"]
         assert found["split_mode"] == {"value": "none", "source": "library"}
         assert single["cells"] == here["cells"]
+        for option, said in (
+            ("-mg 2", "-mg 2: here are 2 devices, counted"),
+            ("-ts 1,1,1", "-ts "),
+        ):
+            assert refused(*given, "--rpc", f"{one},{two}", *option.split()).startswith(
+                f"csb: {said}"
+            )
         chosen = saved(tmp_path / "chosen.json", *both, "-dev", "RPC1", "-ts", "1")
         assert chosen["provenance"]["parameters"]["devices"]["value"] == ["RPC1"]
 

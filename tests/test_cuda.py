@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from conftest import TinyModel
 from csb import provenance
-from csb.errors import LibraryError
+from csb.errors import LibraryError, UnsupportedError
 from csb.native import cuda, devices, library, wheels
 from csb.render.info import render_info
 from process import SHORT, Run
@@ -291,6 +291,22 @@ def test_a_run_says_it_once_where_a_device_is_expected(
     done = run("-m", tiny_model(), *SHORT, "-W", "2", *arguments)
     assert done.code in (0, 1)
     assert done.err == lines * f"csb: {MISSING}; everything runs on the CPU\n"
+
+
+@pytest.mark.native
+def test_only_the_error_is_said_where_servers_are_asked_of_a_build_without_rpc(
+    run: Run, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "missing", lambda: [MISSING])
+    monkeypatch.setitem(library.build_info()["options"], "GGML_RPC", "OFF")
+    refused = UnsupportedError("this build has no RPC")  # what such a build's library says
+
+    def add(servers: str) -> None:
+        raise refused
+
+    monkeypatch.setattr("csb.measure.session.add_rpc", add)
+    done = run("-m", tiny_model(), *SHORT, "--rpc", "127.0.0.1:50052")
+    assert (done.code, done.out, done.err) == (2, "", f"csb: {refused}\n")
 
 
 @pytest.mark.native

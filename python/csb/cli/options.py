@@ -272,9 +272,12 @@ def model_plan(options: dict[str, Any]) -> ModelPlan:
         from csb.cli.default_model import default_model
 
         path, name = default_model()
+    from csb.native.library import build_info
+
     layers = options["n_gpu_layers"]
     has_device = options["rpc"] is not None or _has_device()
-    if layers != 0 and options["devices"] is None:
+    can_serve = options["rpc"] is None or build_info()["options"].get("GGML_RPC") == "ON"
+    if layers != 0 and options["devices"] is None and can_serve:  # else an error comes: one line
         _say_what_is_missing(has_device)
     return ModelPlan(
         path=Path(path),

@@ -109,13 +109,28 @@ class Session:
 
 def check_devices(devices: str | None) -> None:
     """Before a model is loaded for nothing."""
-    if devices and devices != "none":
+    if devices is not None and devices != "none":
+        if "" in devices.split(","):
+            raise ArgumentError(f"-dev '{devices}': must be names joined by commas, or none")
         known = [d["name"] for d in system_info()["devices"]]
         for name in devices.split(","):
             if name not in known:
                 here = f"here are {', '.join(known)} (or none)"
                 said = "; ".join([here, *missing(), *switched_off()])
                 raise ArgumentError(f"-dev {devices}: there is no device {name}; {said}")
+
+
+def check_split(plan: ModelPlan) -> None:
+    """llama.cpp takes no notice of a part or a main device that isn't there."""
+    if plan.devices is None:
+        n = sum(d["type"] in ("gpu", "igpu") for d in system_info()["devices"])
+    else:
+        n = 0 if plan.devices == "none" else len(plan.devices.split(","))
+    here = "here is 1 device" if n == 1 else f"here are {n} devices"
+    if n and plan.main_gpu is not None and plan.main_gpu >= n:
+        raise ArgumentError(f"-mg {plan.main_gpu}: {here}, counted from 0")
+    if n and plan.tensor_split is not None and plan.tensor_split.count(",") >= n:
+        raise ArgumentError(f"-ts {plan.tensor_split}: {here}")
 
 
 def _model(plan: ModelPlan, draft: bool = False) -> Model:
@@ -155,6 +170,7 @@ def _open(
     if plan.rpc is not None:
         add_rpc(plan.rpc)
     check_devices(plan.devices)
+    check_split(plan)
     model = _model(plan)
     try:
         made = context_plan(model) if callable(context_plan) else context_plan
