@@ -22,6 +22,8 @@ namespace {
 
 std::mutex  mutex;
 bool        armed = false;
+
+std::atomic<bool> leaving{false};
 std::string path, head, body, tail;
 
 bool write_all(int fd, const char * data, size_t size) {
@@ -81,14 +83,14 @@ void say(const char * what, const char * reason, const char * cause, const char 
 }
 
 [[noreturn]] void leave(int code, const char * what, const char * reason, const char * cause) {
-    static std::atomic_flag leaving = ATOMIC_FLAG_INIT;
-    while (leaving.test_and_set()) { // several threads may fail at once: one line is enough
+    while (leaving.exchange(true)) { // several threads may fail at once: one line is enough
         ::pause();
     }
-    // Others hold the lock for moments only. If one died with it, give up.
+    // Others hold the lock for moments only, and csb_net_append takes it no more. If one died with
+    // it, give up.
     bool locked = mutex.try_lock();
-    for (int i = 0; i < 100 && !locked; i++) {
-        ::usleep(10000);
+    for (int i = 0; i < 1000 && !locked; i++) {
+        ::usleep(1000);
         locked = mutex.try_lock();
     }
     const bool saved = locked && armed && write_record();
@@ -148,6 +150,9 @@ int32_t csb_net_arm(const char * to, const char * before, const char * after) {
 int32_t csb_net_append(const char * part) {
     return csb::guarded([&] {
         csb::check_ptr(part, "part");
+        if (leaving) { // else a thread that appends without end could keep the lock
+            return CSB_OK;
+        }
         std::lock_guard<std::mutex> lock(mutex);
         if (armed) {
             body += body.empty() ? "" : ",";

@@ -21,9 +21,7 @@ def load(path: Path) -> Record:
     """A record of csb compare that has an AR run. FileError otherwise."""
     found = record.load(path)
     if "ar" not in found:
-        raise FileError(
-            f"{path}: llama.cpp aborted this run, so there is no AR run in it to compare"
-        )
+        raise FileError(f"{path}: llama.cpp aborted this run, so it holds no AR run to compare")
     return found
 
 
