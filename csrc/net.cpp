@@ -20,11 +20,10 @@
 
 namespace {
 
-std::mutex  mutex;
-bool        armed = false;
-
+std::mutex        mutex;
+bool              armed = false;
+std::string       path, head, body, tail;
 std::atomic<bool> leaving{false};
-std::string path, head, body, tail;
 
 bool write_all(int fd, const char * data, size_t size) {
     while (size > 0) {

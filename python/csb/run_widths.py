@@ -64,7 +64,7 @@ def run_widths(
             "provenance": provenance,
         }
         done: list[Measured] = []
-        head = {"schema": SCHEMA, "mode": "model", "widths": sorted(set(plan.widths)), **given}
+        head = {**_head("model", plan.widths), **given}
         with unfinished.kept(json_path, unfinished.of(head, "places")) as keep, Steps() as steps:
             try:
                 worker.run(
@@ -79,8 +79,7 @@ def run_widths(
         _raise_error(made)
         return _plain(
             {
-                **_head("model", plan.widths, made),
-                **given,
+                **head,
                 "prompts": [
                     {**p, "ar": text[len(p["tokens"]) :]}
                     for p, text in zip(asked, made.texts, strict=False)
@@ -100,7 +99,7 @@ def run_op_widths(plan: OpPlan) -> Record:
         _raise_error(made)
         return _plain(
             {
-                **_head("op", plan.widths, made),
+                **_head("op", plan.widths),
                 "op": asdict(plan),
                 "config": {
                     "device": plan.device,
@@ -135,13 +134,8 @@ def _raise_error(made: Measured) -> None:
         raise made.stopped
 
 
-def _head(mode: str, widths: Sequence[int], made: Measured) -> Record:
-    return {
-        "schema": SCHEMA,
-        "mode": mode,
-        "widths": sorted(set(widths)),
-        "complete": made.stopped is None,
-    }
+def _head(mode: str, widths: Sequence[int]) -> Record:
+    return {"schema": SCHEMA, "mode": mode, "widths": sorted(set(widths))}
 
 
 def _body(made: Measured, observe: bool, n_ubatch: int) -> Record:
@@ -149,6 +143,7 @@ def _body(made: Measured, observe: bool, n_ubatch: int) -> Record:
     rows = places_of({"places": places})
     whole = make_map(rows) if rows else None
     return {
+        "complete": made.stopped is None,
         "rows_agree": summary(whole) if whole else None,
         "map": asdict(whole) if whole else None,
         "observed": observe,
